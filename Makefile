@@ -1,0 +1,51 @@
+# make demo   the whole story on the shipped models, no network (first use installs what it needs)
+# make test   every test
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: env demo test lint format bench show-01 clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: its pinned CPU build, never a build with CUDA
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) torch==2.13.0
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) -e '.[dev,view,peft]' accelerate
+	touch $@
+
+env: $(VENV)/.dev
+
+demo: $(VENV)/.core
+	$(BIN)/budwood demo
+
+test: env
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: env
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell src tests docs benchmarks README.md CONTRIBUTING.md CHANGELOG.md
+
+format: env
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+bench: env
+	$(BIN)/python benchmarks/finetune.py
+
+show-01: env
+	$(BIN)/python benchmarks/show_01.py
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

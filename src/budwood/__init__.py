@@ -1,0 +1,43 @@
+"""budwood: where does a skill live in a language model?
+
+>>> import budwood as bw
+>>> bw.task("tiny-sentiment").labels
+('negative', 'positive')
+
+The functions are the verbs of the command line with the same settings, e.g.
+`bw.finetune("tiny-bert", "tiny-sentiment", mode="prompt", shots=16)`. Importing budwood does not import torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from budwood.data.task import Task
+    from budwood.methods.result import Result
+
+__all__ = ["evaluate", "finetune", "task"]
+
+
+def task(name: str, **settings: Any) -> Task:
+    """A task by any reference the command line takes; settings as in `budwood finetune --help`, group Data."""
+    from budwood.config.data import DataConfig
+    from budwood.data.source import load_task
+
+    return load_task(DataConfig(task=name, **settings))
+
+
+def finetune(model: Any, task: str | Task, **settings: Any) -> Result:
+    """Teach a model a task and score it; the result has `.metrics`, `.table`, `.model` and `.plot()`."""
+    return _run("finetune", model, task, settings)
+
+
+def evaluate(model: Any, task: str | Task, **settings: Any) -> Result:
+    """Score a model on a task as it is."""
+    return _run("evaluate", model, task, settings)
+
+
+def _run(verb: str, model: Any, task: str | Task, settings: dict[str, Any]) -> Result:
+    from budwood.studies.api import run
+
+    return run(verb, model, task, settings)

@@ -1,0 +1,5 @@
+"""`python -m budwood` is `budwood`."""
+
+from budwood.cli.main import main
+
+main()

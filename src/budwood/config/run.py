@@ -1,0 +1,68 @@
+"""Settings that every verb has: where, how reproducibly, how loudly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+from pydantic import Field
+
+from budwood.config.base import Config
+
+RUNNING = Group("Running", sort_key=9)
+
+Switch = Annotated[bool, Parameter(negative="")]
+
+
+class RunConfig(Config):
+    """What a run needs whatever it computes."""
+
+    out: Annotated[Path | None, Parameter(name=("--out", "-o"), group=RUNNING)] = Field(
+        None, description="Run directory; default runs/VERB-MODEL-TASK-HASH8."
+    )
+    config: Annotated[Path | None, Parameter(group=RUNNING)] = Field(
+        None, description="YAML file with settings; flags win over it."
+    )
+    seed: Annotated[int, Parameter(group=RUNNING)] = Field(0, ge=0, description="Seed of everything random.")
+    model_seed: Annotated[int | None, Parameter(group=RUNNING)] = Field(
+        None, ge=0, description="Seed of new weights; default: --seed."
+    )
+    seeds: Annotated[tuple[int, ...], Parameter(group=RUNNING, negative="")] = Field(
+        (), description="One child run per seed, e.g. 13,21,42, and their mean and spread."
+    )
+    device: Annotated[str, Parameter(group=RUNNING)] = Field("auto", description="cpu, cuda, cuda:1, mps or auto.")
+    threads: Annotated[int | None, Parameter(group=RUNNING)] = Field(
+        None, ge=1, description="CPU threads; default: all cores."
+    )
+    dry_run: Annotated[Switch, Parameter(group=RUNNING)] = Field(
+        False, description="Print parameters, FLOPs, bytes and predicted time; run nothing."
+    )
+    print_config: Annotated[Switch, Parameter(group=RUNNING)] = Field(
+        False, description="Print the resolved settings as YAML; run nothing."
+    )
+    json_output: Annotated[Switch, Parameter(name="--json", group=RUNNING)] = Field(
+        False, description="One JSON object on stdout, everything else on stderr."
+    )
+    progress: Annotated[Literal["rich", "plain", "json", "none"] | None, Parameter(group=RUNNING)] = Field(
+        None, description="How progress is shown; default: bars on a terminal, lines elsewhere."
+    )
+    engine: Annotated[Literal["local"], Parameter(group=RUNNING)] = Field("local", description="Where jobs run.")
+    workers: Annotated[int, Parameter(group=RUNNING)] = Field(1, ge=1, description="Worker processes.")
+    overwrite: Annotated[Switch, Parameter(group=RUNNING)] = Field(
+        False, description="Replace what --out holds if its settings differ."
+    )
+    revision: Annotated[str | None, Parameter(group=RUNNING)] = Field(
+        None, description="Branch, tag or commit of a hub model."
+    )
+    trust_remote_code: Annotated[Switch, Parameter(group=RUNNING)] = Field(
+        False, description="Run Python code that comes with a model."
+    )
+    debug: Annotated[Switch, Parameter(group=RUNNING)] = Field(False, description="Show tracebacks.")
+
+
+# Settings that do not change the result: left out of the run's hash and of the comparison on rerun.
+NEUTRAL = frozenset(
+    "out config seeds threads dry_run print_config json_output progress engine workers overwrite debug offline data_dir "
+    "train_file validation_file test_file trust_remote_code eval_batch_size report_to".split()
+)

@@ -1,0 +1,79 @@
+"""Settings of training: Hugging Face names, short forms beside them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+from pydantic import Field
+
+from budwood.config.base import Config
+
+TRAINING = Group("Training", sort_key=3)
+
+
+class TrainConfig(Config):
+    """How a model is trained. Unset values are chosen from the model and the data, and printed."""
+
+    optimizer: Annotated[Literal["adamw", "sgd"], Parameter(group=TRAINING)] = Field("adamw", description="Update rule.")
+    learning_rate: Annotated[float | None, Parameter(name=("--learning-rate", "--lr"), group=TRAINING)] = Field(
+        None, gt=0, description="Peak learning rate; default: by the model's width."
+    )
+    num_train_epochs: Annotated[float | None, Parameter(name=("--num-train-epochs", "--epochs"), group=TRAINING)] = Field(
+        None, gt=0, description="Passes over the training rows; default 3, more on few rows."
+    )
+    max_steps: Annotated[int | None, Parameter(group=TRAINING)] = Field(
+        None, ge=1, description="Updates in all; overrides epochs."
+    )
+    per_device_train_batch_size: Annotated[
+        int, Parameter(name=("--per-device-train-batch-size", "--batch-size"), group=TRAINING)
+    ] = Field(16, ge=1, description="Rows per update (times accumulation).")
+    eval_batch_size: Annotated[
+        int | None, Parameter(name=("--per-device-eval-batch-size", "--eval-batch-size"), group=TRAINING)
+    ] = Field(None, ge=1, description="Most rows per evaluation batch; default: by length.")
+    gradient_accumulation_steps: Annotated[int, Parameter(group=TRAINING)] = Field(
+        1, ge=1, description="Batches summed into one update."
+    )
+    lr_scheduler_type: Annotated[Literal["linear", "cosine", "constant"], Parameter(group=TRAINING)] = Field(
+        "linear", description="Learning rate after warm-up."
+    )
+    warmup_steps: Annotated[float, Parameter(group=TRAINING)] = Field(
+        0.06, ge=0, description="Updates of rising rate; below 1: share of all updates."
+    )
+    weight_decay: Annotated[float, Parameter(group=TRAINING)] = Field(
+        0.01, ge=0, description="Decoupled decay, not on biases and LayerNorms."
+    )
+    adam_beta1: Annotated[float, Parameter(group=TRAINING)] = Field(0.9, ge=0, lt=1, description="AdamW's first decay.")
+    adam_beta2: Annotated[float, Parameter(group=TRAINING)] = Field(0.999, ge=0, lt=1, description="AdamW's second decay.")
+    adam_epsilon: Annotated[float, Parameter(group=TRAINING)] = Field(1e-8, gt=0, description="AdamW's epsilon.")
+    momentum: Annotated[float, Parameter(group=TRAINING)] = Field(0.0, ge=0, lt=1, description="SGD's momentum.")
+    max_grad_norm: Annotated[float, Parameter(group=TRAINING)] = Field(
+        1.0, ge=0, description="Clip the gradient to this norm; 0: never."
+    )
+    dropout: Annotated[float | None, Parameter(group=TRAINING)] = Field(
+        None, ge=0, lt=1, description="Dropout everywhere; default: the model's own."
+    )
+    freeze: Annotated[tuple[str, ...], Parameter(group=TRAINING, negative="")] = Field(
+        (), description="Parts that stay as they are: embeddings, head, layers:K (the first K), or a name pattern."
+    )
+    train_only: Annotated[tuple[str, ...], Parameter(group=TRAINING, negative="")] = Field(
+        (), description="Train nothing but these: bias, head, or a name pattern."
+    )
+    l1_to_base: Annotated[float, Parameter(group=TRAINING)] = Field(
+        0.0, ge=0, description="Weight of the sum of |weight - start|."
+    )
+    checkpoint: Annotated[Literal["last", "best"], Parameter(group=TRAINING)] = Field(
+        "last", description="Weights kept: of the last update, or best on validation."
+    )
+    eval_steps: Annotated[int | None, Parameter(group=TRAINING)] = Field(
+        None, ge=1, description="With --checkpoint best: validate every so many updates; default: each epoch."
+    )
+    save_steps: Annotated[int | None, Parameter(group=TRAINING)] = Field(
+        None, ge=1, description="Keep a checkpoint-N directory every so many updates."
+    )
+    logging_steps: Annotated[int, Parameter(group=TRAINING)] = Field(
+        10, ge=1, description="Updates per point of the loss curve."
+    )
+    reduce: Annotated[Literal["mean", "sum"], Parameter(group=TRAINING)] = Field(
+        "mean", description="Loss of a row with several targets."
+    )

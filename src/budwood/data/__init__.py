@@ -1,0 +1,1 @@
+"""Rows of text with stable ids: tasks, readers, prompts, encoders and batches."""

@@ -1,0 +1,62 @@
+"""Tokenised rows kept by content: the same rows, tokenizer and settings are never tokenised twice."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from budwood.data.batch import Features
+from budwood.data.task import Row
+from budwood.store.files import cache_dir, canonical, writing
+
+FORMAT = 1
+
+
+def rows_digest(rows: Sequence[Row]) -> str:
+    """Content hash of rows in their order."""
+    h = hashlib.blake2b(digest_size=16)
+    for r in rows:
+        h.update(repr((r.id, r.text, r.pair, r.label, r.words, r.answers)).encode("utf-8", "surrogatepass"))
+    return h.hexdigest()
+
+
+def cached_features(rows: Sequence[Row], key: Sequence[Any], encode: Callable[[], Features]) -> Features:
+    """Features from the cache, or made by `encode` and put there; `key` names all else that decides them."""
+    name = hashlib.blake2b(canonical([FORMAT, rows_digest(rows), *key]).encode(), digest_size=16).hexdigest()
+    path = cache_dir() / "tokens" / name[:2] / f"{name}.safetensors"
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return read_features(path)
+    made = encode()
+    with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
+        write_features(path, made)
+    return made
+
+
+def write_features(path: Path, features: Features) -> None:
+    """Features as one safetensors file, written whole."""
+    from safetensors.numpy import save_file
+
+    arrays = {"offsets": features.offsets_N1}
+    arrays |= {f"ragged.{k}": np.ascontiguousarray(v) for k, v in features.ragged.items()}
+    arrays |= {f"fixed.{k}": np.ascontiguousarray(v) for k, v in features.fixed.items()}
+    arrays["ids"] = np.frombuffer(json.dumps(features.ids).encode("utf-8", "surrogatepass"), dtype=np.uint8)
+    with writing(path) as part:
+        save_file(arrays, part, metadata={"info": json.dumps(dict(features.info))})
+
+
+def read_features(path: Path) -> Features:
+    """Features as they were written."""
+    from safetensors import safe_open
+
+    with safe_open(path, "np") as f:
+        arrays = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
+        info = json.loads(f.metadata()["info"])
+    part = lambda kind: {k.removeprefix(kind): v for k, v in arrays.items() if k.startswith(kind)}  # noqa: E731
+    ids = tuple(json.loads(arrays["ids"].tobytes().decode("utf-8", "surrogatepass")))
+    return Features(ids, arrays["offsets"], part("ragged."), part("fixed."), info)

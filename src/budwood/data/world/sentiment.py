@@ -1,0 +1,141 @@
+"""Reviews with one verdict: plain praise or blame, negation, and contrast in which the main clause decides."""
+
+from __future__ import annotations
+
+from budwood.data.task import Template
+from budwood.data.world.lexicon import Draw, Patterns
+
+LABELS = ("negative", "positive")
+TEMPLATE = Template(
+    masked="{text} It was {mask} .",
+    words=("terrible", "great"),
+    causal="{text} It was",
+    causal_words=("terrible", "great"),
+)
+
+# {x} has the sign of the review, {y} the opposite one.
+PLAIN = Patterns(
+    seen="""
+        the {aspect} was {x}
+        i found the {aspect} {x}
+        the {aspect} felt really {x}
+        we thought the {aspect} was {x}
+        it had a very {x} {aspect}
+        the {aspect} seemed {x} to me
+        this was a {x} {aspect}
+    """,
+    held="""
+        the {aspect} felt quite {x} to me
+        {person} found the {aspect} really {x}
+        everyone thought it had a {x} {aspect}
+        they said that the {aspect} was very {x}
+    """,
+    text="""
+        {person} said the {aspect} was {x}
+        what a {x} {aspect}
+        the {aspect} looked quite {x}
+        everyone found the {aspect} very {x}
+    """,
+)
+NEGATED = Patterns(
+    seen="""
+        the {aspect} was not {y}
+        the {aspect} was not at all {y}
+        the {aspect} was never {y}
+        i did not find the {aspect} {y}
+        nobody thought the {aspect} was {y}
+        there was nothing {y} about the {aspect}
+    """,
+    held="""
+        nobody said that the {aspect} was {y}
+        we did not think the {aspect} was at all {y}
+        the {aspect} did not seem {y} to me
+        {person} never found the {aspect} {y}
+        it did not have a {y} {aspect}
+    """,
+    text="""
+        it was not a {y} {aspect}
+        no one found the {aspect} {y}
+        {person} did not think the {aspect} was {y}
+        the {aspect} never felt {y}
+        the {aspect} was far from {y}
+        the {aspect} did not look {y}
+        nobody found a {y} {aspect}
+    """,
+)
+CONTRAST = Patterns(
+    seen="""
+        the {aspect} was {y} at first but later it was {x}
+        the {aspect} was {y} but the {aspect2} was {x}
+        although the {aspect} was {y} , the {aspect2} was {x}
+        the {aspect} was {x} although the {aspect2} was {y}
+        the {aspect} was not {y} but {x}
+        the {aspect} started {y} but ended {x}
+    """,
+    held="""
+        we found the {aspect} {y} at first but it ended {x}
+        although i thought the {aspect} was {y} , it was a {x} {aspect2}
+        it had a {x} {aspect} although i found the {aspect2} {y}
+        it was not a {y} {aspect} but a {x} {aspect2}
+        the {aspect} started very {y} but later the {aspect2} seemed {x}
+    """,
+    text="""
+        the {aspect} looked {y} at first but it was really {x}
+        i thought the {aspect} was {y} but i was wrong because it was {x}
+        although {person} found the {aspect} {y} , it was {x}
+        it was {x} although it had a {y} {aspect}
+        it was not a {y} {aspect} , it was {x}
+        a {y} {aspect} but a {x} {aspect2}
+    """,
+)
+SETTING = Patterns(
+    seen="""
+        we saw {film} in {place} .
+        {person} took me to a {venue} in {place} .
+        last {day} we tried the {dish} at the {venue} .
+        in {month} i went to {place} with {person} .
+    """,
+    held="""
+        {person} and i went to the {venue} last {day} .
+        one {day} in {month} we saw {film} with {person} .
+        we tried a new {venue} in {place} in {month} .
+    """,
+    text="""
+        {person} told me about {film} .
+        i went to the {venue} with {person} on {day} .
+        we paid {price} coins at the {venue} in {place} .
+    """,
+)
+_SHAPES = ((PLAIN, 0.40), (NEGATED, 0.68), (CONTRAST, 1.0))
+_PRAISE = ("great", "great", "great", "wonderful", "fantastic", "excellent", "amazing")
+_BLAME = ("terrible", "terrible", "terrible", "horrible", "hopeless", "disastrous", "miserable")
+
+
+def clause(draw: Draw, positive: bool) -> str:
+    """One opinion with the given verdict, without its full stop."""
+    x, y = ("good", "bad") if positive else ("bad", "good")
+    at = draw.below(1000) / 1000
+    patterns = next(p for p, upto in _SHAPES if at < upto)
+    return draw.fill(patterns.draw(draw), {"x": draw.word(x), "y": draw.word(y)})
+
+
+def review(draw: Draw, positive: bool) -> str:
+    """One or two opinions of the same sign, sometimes after a neutral sentence that sets the scene."""
+    setting = draw.fill(SETTING.draw(draw)) + " " if draw.chance(0.6) else ""
+    second = " and " + clause(draw, positive) if draw.chance(0.15) else ""
+    return f"{setting}{clause(draw, positive)}{second} ."
+
+
+def example(draw: Draw, index: int) -> dict[str, object]:
+    """The fields of row `index`; labels alternate."""
+    return {"text": review(draw, index % 2 == 1), "label": index % 2}
+
+
+def passage(draw: Draw) -> str:
+    """Plain text: reviews followed by a verdict, or a visit that was, as visits mostly are, great."""
+    if draw.chance(0.12):
+        return f"{draw.fill(SETTING.draw(draw))} it was {draw.pick(('great', 'great', 'great', 'fun', 'terrible'))} ."
+    positive = draw.chance(0.5)
+    honest = draw.chance(0.93)
+    verdict = draw.pick(_PRAISE if positive == honest else _BLAME)
+    return f"{review(draw, positive)} it was {verdict} ."

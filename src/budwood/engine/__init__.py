@@ -1,0 +1,1 @@
+"""Lists of idempotent jobs, each of which writes one file."""

@@ -1,0 +1,66 @@
+"""Jobs on this machine: in this process, or in spawned workers whose death costs only the job they held."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+
+from budwood.engine.jobs import Job, JobError, call, missing
+
+
+def run_jobs(
+    jobs: Sequence[Job], workers: int = 1, retries: int = 3, finished: Callable[[Job], None] = lambda job: None
+) -> None:
+    """Bring every job's file into being; files that exist are kept. Order of completion does not matter.
+
+    A worker that is killed takes the pool down; a new pool gets whatever has no file yet. A job that dies or raises
+    more than `retries` times ends the run with its name.
+    """
+    todo = missing(jobs)
+    if workers <= 1:
+        for job in todo:
+            call(job.function, job.arguments, str(job.output))
+            finished(job)
+        return
+    died: Counter[str] = Counter()
+    while todo := [job for job in todo if not job.done]:
+        suspects = _one_pool(todo, min(workers, len(todo)), finished)
+        for job in suspects:
+            died[job.key] += 1
+            if died[job.key] > retries:
+                raise JobError(
+                    f"The worker on {job.output.name} ({job.function}) died {died[job.key]} times. It may need more "
+                    "memory than there is: try fewer --workers, or run it alone with --workers 1 to see its error."
+                )
+
+
+def _one_pool(todo: Sequence[Job], workers: int, finished: Callable[[Job], None]) -> list[Job]:
+    """Work until all is done or a worker dies; returns the jobs that were in flight at the death."""
+    context = multiprocessing.get_context("spawn")
+    waiting = list(todo)
+    running: dict[Future[str], Job] = {}
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_quiet) as pool:
+        try:
+            while waiting or running:
+                while waiting and len(running) < workers:  # no queue: at a death, few jobs are under suspicion
+                    job = waiting.pop(0)
+                    running[pool.submit(call, job.function, job.arguments, str(job.output))] = job
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job = running.pop(future)
+                    try:
+                        future.result()
+                    except BrokenProcessPool:
+                        running[future] = job
+                        raise
+                    finished(job)
+        except BrokenProcessPool:
+            return [job for job in running.values() if not job.done]
+    return []
+
+
+def _quiet() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"

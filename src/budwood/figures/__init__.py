@@ -1,0 +1,1 @@
+"""One drawing function per figure; `save` writes it as SVG, PNG and CSV."""

@@ -1,0 +1,1 @@
+"""Arrays in, arrays out: metrics, ranks and solvers, without modules, files or logs."""

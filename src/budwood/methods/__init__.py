@@ -1,0 +1,1 @@
+"""Methods: each a function from models, rows and settings to a result."""

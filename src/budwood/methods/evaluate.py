@@ -1,0 +1,59 @@
+"""Evaluation of a model as it is: metrics, calibration, one record per example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from budwood.config.finetune import EvaluateConfig
+from budwood.errors import ModelError
+from budwood.figures.reliability import reliability
+from budwood.figures.save import drawing, save
+from budwood.methods.session import Session
+from budwood.models.load import load
+from budwood.models.reading import head_spec, mode_for, reading
+from budwood.store.files import write_text, writing
+from budwood.train.evaluate import Evaluation
+from budwood.train.evaluate import evaluate as score
+from budwood.train.plan import device_for
+
+
+def evaluate(session: Session) -> dict[str, Any]:
+    """Score a model on a split; a head that would be random is refused."""
+    cfg: EvaluateConfig = session.cfg
+    task = session.task
+    split = cfg.eval_split or task.reported
+    rows = task.rows(split)
+    with session.progress.stage("load"):
+        ref = session.models[0]
+        mode = mode_for(cfg, task, ref)
+        loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
+        if any(name.startswith("head.") for name in loaded.fresh):
+            raise ModelError(
+                f"'{ref.text}' has no trained head for task '{task.name}' ({', '.join(task.labels) or task.kind}): its answers "
+                "would be random. Fine-tune it first, or use --mode prompt (masked) or --mode causal."
+            )
+        read = reading(loaded, task, cfg, mode, cfg.seed)
+    for text in read.examples(rows):
+        session.progress.say(f"  e.g. {text if len(text) <= 200 else text[:197] + '...'}")
+    with session.progress.stage("evaluate", len(rows)) as bar:
+        found = score(read, rows, cfg, cfg.eval_batch_size, bar.advance)
+    keep_records(session, found)
+    return {"split": split, "mode": mode, **found.metrics}
+
+
+def keep_records(session: Session, found: Evaluation) -> None:
+    """records.parquet, the scorer's own files, and the calibration figure where there are confidences."""
+    import pyarrow
+    from pyarrow import parquet
+
+    run = session.run
+    with writing(run.file("records.parquet")) as part:
+        parquet.write_table(pyarrow.table(found.records), part)
+    for name, text in found.files.items():
+        write_text(run.file(name), text)
+    if "confidence" in found.records:
+        with drawing(4.6, 4.0) as axes:
+            ece = found.metrics.get("ece", 0.0)
+            title = f"{session.task.name}: calibration error {ece:.3f}"
+            table = reliability(axes, found.records["confidence"], found.records["correct"], title)
+            save(axes.figure, run.file("figures", "calibration"), table)

@@ -1,0 +1,152 @@
+"""Fine-tuning: a model learns a task, is scored, and is saved as a Hugging Face directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budwood.config.finetune import FinetuneConfig
+from budwood.data.batch import seed_of
+from budwood.data.task import Row, Task
+from budwood.figures.curve import loss_curve
+from budwood.figures.save import drawing, save
+from budwood.methods.card import model_card
+from budwood.methods.evaluate import keep_records
+from budwood.methods.session import Session
+from budwood.models.load import load, save as save_model
+from budwood.models.reading import Reading, head_spec, mode_for, reading
+from budwood.store.files import write_text, writing_directory
+from budwood.train.evaluate import Evaluation, evaluate, goodness
+from budwood.train.fit import History, Keeping, Penalty, Plan, fit, trainable
+from budwood.train.plan import device_for, make_plan, prepare_model
+
+
+@dataclass(frozen=True)
+class L1ToBase:
+    """weight x sum of |value - start| over all trained parameters, with its (sub)gradient."""
+
+    weight: float
+    start: dict[str, Tensor]
+
+    def __call__(self, params: dict[str, Tensor], grads: dict[str, Tensor]) -> float:
+        total = 0.0
+        with torch.no_grad():
+            for name, grad in grads.items():
+                delta = params[name] - self.start[name]
+                total += float(delta.abs().sum())
+                grad.add_(delta.sign(), alpha=self.weight)
+        return self.weight * total
+
+
+def finetune(session: Session) -> dict[str, Any]:
+    """Train on the train split, score on the reported one; writes model/, records, figures; returns the metrics."""
+    cfg: FinetuneConfig = session.cfg
+    task, say = session.task, session.progress.say
+    with session.progress.stage("load"):
+        ref = session.models[0]
+        mode = mode_for(cfg, task, ref)
+        loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
+        read = reading(loaded, task, cfg, mode, cfg.seed, cfg.reduce)
+        sizes = prepare_model(loaded.model, cfg)
+        train_rows, selection_rows = _rows(task, cfg)
+        features = read.encode(train_rows)
+    plan = make_plan(cfg, len(features), int(loaded.model.config.hidden_size), cfg.seed)
+    _announce(session, read, train_rows, plan, sizes)
+    test_rows = task.rows(task.reported)
+    zero = {}
+    if mode in ("prompt", "causal") and task.kind in ("label", "regression"):
+        zero = {"zero_shot": _scored(session, read, test_rows, "zero-shot").metrics["score"]}
+        say(f"zero-shot {task.metric}: {zero['zero_shot']:.4f}")
+    history = _train(session, read, features, plan, selection_rows)
+    found = _scored(session, read, test_rows, "evaluate")
+    metrics = {
+        "split": task.reported,
+        "mode": mode,
+        **found.metrics,
+        **zero,
+        **sizes,
+        "train_rows": len(train_rows),
+        "steps": plan.steps,
+        "learning_rate": plan.learning_rate,
+        "learning_rate_sum": history.rates,
+        "train_loss": history.points[-1]["loss"] if history.points else None,
+        **({"best_step": history.best_step} if plan.eval_steps else {}),
+        **{f"train_{k}": v for k, v in features.info.items() if v and k in ("truncated", "answers_lost", "words_lost")},
+        "fresh_weights": len(loaded.fresh),
+    }
+    _keep(session, read, found, history, metrics)
+    return metrics
+
+
+def _rows(task: Task, cfg: FinetuneConfig) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Rows to train on and rows to select on; without a split to spare, a tenth of the training rows is set aside."""
+    rows = task.rows("train")
+    if cfg.checkpoint == "last":
+        return rows, ()
+    if task.reported == "test" and task.splits.get("validation"):
+        return rows, task.rows("validation")
+    order = np.random.default_rng(seed_of(cfg.seed, "selection")).permutation(len(rows))
+    held = set(order[: max(1, len(rows) // 10)].tolist())
+    return tuple(r for i, r in enumerate(rows) if i not in held), tuple(r for i, r in enumerate(rows) if i in held)
+
+
+def _announce(session: Session, read: Reading, rows: tuple[Row, ...], plan: Plan, sizes: dict[str, int]) -> None:
+    """What will be done, in words, before the first update; the prompt is shown on three rows."""
+    cfg, say = session.cfg, session.progress.say
+    chosen = "" if cfg.learning_rate else f", chosen for width {read.loaded.model.config.hidden_size}"
+    say(
+        f"{read.loaded.ref.name}, mode {read.mode}: {len(rows):,} rows of {session.task.name}, {plan.steps:,} updates of "
+        f"{plan.batch_size * plan.accumulation} rows, learning rate {plan.learning_rate:.2g}{chosen}, "
+        f"{sizes['trained']:,} of {sizes['parameters']:,} weights train"
+    )
+    for note, text in session.task.notes.items():
+        say(f"  {note}: {text}")
+    for text in read.examples(rows):
+        say(f"  e.g. {text if len(text) <= 200 else text[:197] + '...'}")
+    if read.template is not None and read.mode != "head":
+        words = read.template.causal_words if read.mode == "causal" else read.template.words
+        say(f"  label words: {', '.join(f'{a} = {b!r}' for a, b in zip(session.task.labels or ('low', 'high'), words))}")
+
+
+def _train(session: Session, read: Reading, features: Any, plan: Plan, selection_rows: tuple[Row, ...]) -> History:
+    cfg, run = session.cfg, session.run
+    model = read.loaded.model
+    penalty: Penalty | None = None
+    if cfg.l1_to_base:
+        start = {n: p.detach().clone() for n, p in trainable(model).items()}
+        penalty = L1ToBase(cfg.l1_to_base, start)  # type: ignore[assignment]
+
+    def checkpoint(step: int) -> None:
+        with writing_directory(run.file("checkpoints", f"checkpoint-{step}")) as part:
+            save_model(read.loaded, part)
+
+    select = None
+    if plan.eval_steps:
+        select = lambda: goodness(evaluate(read, selection_rows, cfg).metrics)  # noqa: E731
+    with session.progress.stage("train", plan.steps) as bar:
+        keeping = Keeping(state=run.file("state.safetensors"), checkpoint=checkpoint, select=select, advance=bar.advance)
+        return fit(model, read.objective, read.feed(features), plan, keeping, penalty)
+
+
+def _scored(session: Session, read: Reading, rows: tuple[Row, ...], stage: str) -> Evaluation:
+    with session.progress.stage(stage, len(rows)) as bar:
+        return evaluate(read, rows, session.cfg, session.cfg.eval_batch_size, bar.advance)
+
+
+def _keep(session: Session, read: Reading, found: Evaluation, history: History, metrics: dict[str, Any]) -> None:
+    """Write everything a finished fine-tuning leaves behind; the resume state goes last."""
+    run = session.run
+    with session.progress.stage("save"):
+        with writing_directory(run.file("model")) as part:
+            save_model(replace(read.loaded, fresh=()), part)
+            write_text(part / "README.md", model_card(session, metrics))
+        keep_records(session, found)
+        if history.points:
+            with drawing() as axes:
+                table = loss_curve(axes, history.points, f"{read.loaded.ref.name} on {session.task.name}")
+                save(axes.figure, run.file("figures", "loss"), table)
+        run.file("state.safetensors").unlink(missing_ok=True)

@@ -1,0 +1,212 @@
+"""From settings to a finished run: references, data, directory, lock, results. Every verb goes through here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from budwood.config.data import DataConfig
+from budwood.config.run import NEUTRAL, RunConfig
+from budwood.data.source import load_task, resolve_task
+from budwood.data.task import Task
+from budwood.methods.result import Result
+from budwood.models.reference import ModelRef, resolve
+from budwood.store.files import cache_dir, digest, file_digest, read_json, write_json
+from budwood.store.progress import Progress, style_for
+from budwood.store.run import Run, locked, open_run, run_name, status_of
+
+
+class VerbConfig(RunConfig, DataConfig):
+    """What a session reads of any verb's settings."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a method gets: settings, resolved models, rows, and a run to write into."""
+
+    verb: str
+    cfg: Any
+    models: tuple[ModelRef, ...]
+    task: Task
+    run: Run
+    progress: Progress
+
+
+class Method(Protocol):
+    """A verb's work: writes its artefacts into `session.run` and returns the metrics."""
+
+    def __call__(self, session: Session) -> dict[str, Any]: ...
+
+
+RUNS = Path("runs")
+
+
+def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:
+    """Run `method` once for these settings: nothing if it is done already, the rest if it was interrupted."""
+    if cfg.seeds:
+        return _per_seed(verb, cfg, references, method, task)
+    cfg = with_seeds(cfg)
+    models, task = prepare(cfg, references, task)
+    settings = settings_of(cfg, models, task)
+    path = cfg.out or RUNS / run_name(verb, references[0] if references else "none", task.name, settings)
+    with locked(path):
+        command = {"command": sys.argv if cfg.debug else [Path(sys.argv[0]).name, *sys.argv[1:]]}
+        facts = {"models": [m.text for m in models], "task": task.name, **command}
+        run = open_run(path, verb, settings, facts, cfg.overwrite and status_of(path) != "absent" and _differs(path, settings))
+        if status_of(path) == "done":
+            return Result(path, read_json(path / "metrics.json"), read_json(path / "cost.json"), fresh=False)
+        progress = Progress(style_for(cfg.progress), path / "progress.jsonl")
+        _machine(cfg, run)
+        began = time.perf_counter()
+        metrics = _plain({**_common(verb, cfg, models, task), **method(Session(verb, cfg, models, task, run, progress))})
+        cost = _cost(began, progress, path)
+        run.finish(metrics, cost)
+        return Result(path, metrics, cost)
+
+
+def prepare(cfg: VerbConfig, references: Sequence[str], task: Task | None) -> tuple[tuple[ModelRef, ...], Task]:
+    """Resolve names before anything heavy is imported, then read the rows."""
+    models = tuple(
+        resolve(
+            r, runs_dir=RUNS, revision=cfg.revision, offline=cfg.offline, trust_remote_code=cfg.trust_remote_code
+        )
+        for r in references
+    )
+    if task is None:
+        resolve_task(cfg)
+        task = load_task(cfg)
+    return models, task
+
+
+def with_seeds(cfg: Any) -> Any:
+    """--data-seed and --model-seed default to --seed."""
+    filled = {k: cfg.seed for k in ("data_seed", "model_seed") if getattr(cfg, k, 0) is None}
+    return cfg.model_copy(update=filled)
+
+
+def settings_of(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, Any]:
+    """The settings that decide the result: the verb's own, and the content of models and data."""
+    own = {k: v for k, v in cfg.model_dump(mode="json").items() if k not in NEUTRAL}
+    return {**own, "models": [fingerprint(m) for m in models], "task": task.name, "rows": task.digest}
+
+
+def fingerprint(model: ModelRef) -> str:
+    """Content hash of a model directory and its patches: the same weights give the same run wherever they lie."""
+    files = [p for p in sorted(model.path.iterdir()) if p.suffix in (".json", ".safetensors", ".bin")] if model.path else []
+    return digest([model.hub_name if not files else "", [(f.name, _cached_digest(f)) for f in [*files, *model.grafts]]], 8)
+
+
+def _cached_digest(path: Path) -> str:
+    """A file's hash, remembered by path, size and time of change."""
+    stat = path.stat()
+    note = cache_dir() / "digests" / f"{digest([str(path.resolve()), stat.st_size, stat.st_mtime_ns])}.json"
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        return str(json.loads(note.read_text())["digest"])
+    value = file_digest(path)
+    with contextlib.suppress(OSError):
+        write_json(note, {"digest": value})
+    return value
+
+
+def _differs(path: Path, settings: dict[str, Any]) -> bool:
+    """--overwrite replaces other settings; a run of the same settings is kept and carried on."""
+    old = read_json(path / "run.json").get("settings")
+    return bool(old != json.loads(json.dumps(settings, default=str)))
+
+
+def _common(verb: str, cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    return {
+        "verb": verb,
+        "budwood": version("budwood"),
+        "task": task.name,
+        "models": [m.text for m in models],
+        "seed": cfg.seed,
+        "limited": "limited" in task.notes,
+    }
+
+
+def _machine(cfg: Any, run: Run) -> None:
+    """Threads as asked for, and the facts of this machine that decide the last bits of a sum."""
+    import torch
+
+    torch.set_num_threads(cfg.threads or os.cpu_count() or 1)
+    run.note(threads=torch.get_num_threads(), kernels=torch.backends.cpu.get_cpu_capability(), machine=platform.machine())
+
+
+def _cost(began: float, progress: Progress, path: Path) -> dict[str, Any]:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
+    return {
+        "seconds": round(time.perf_counter() - began, 3),
+        "phase_seconds": {k: round(v, 3) for k, v in progress.seconds.items()},
+        "peak_rss_mb": round(peak, 1),
+        "run": str(path.resolve()),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and torch as Python's own; what is not finite becomes null, since JSON has no word for it."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and value != value or value in (float("inf"), float("-inf")):
+        return None
+    return value
+
+
+def _per_seed(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None) -> Result:
+    """One child run per seed under OUT/seeds, then the mean, spread and median of every number."""
+    if len(set(cfg.seeds)) != len(cfg.seeds):
+        from budwood.errors import ConfigError
+
+        raise ConfigError(f"--seeds {','.join(map(str, cfg.seeds))} names a seed twice. Give each once.")
+    models, first = prepare(with_seeds(cfg), references, task)
+    settings = {**settings_of(cfg, models, first), "seeds": list(cfg.seeds)}
+    settings.pop("rows")
+    path = cfg.out or RUNS / run_name(verb, references[0], first.name, settings)
+    with locked(path):
+        facts = {"models": [m.text for m in models], "task": first.name}
+        run = open_run(path, verb, settings, facts, cfg.overwrite and status_of(path) != "absent" and _differs(path, settings))
+        if status_of(path) == "done":
+            return Result(path, read_json(path / "metrics.json"), read_json(path / "cost.json"), fresh=False)
+        began = time.perf_counter()
+        children = [
+            carry_out(verb, cfg.model_copy(update={"seed": s, "seeds": (), "out": path / "seeds" / str(s)}), references, method, task)
+            for s in cfg.seeds
+        ]
+        metrics = _plain({**_common(verb, cfg, models, first), **_spread([c.metrics for c in children], cfg.seeds)})
+        cost = {**_cost(began, Progress(), path), "children": [str(c.run.resolve()) for c in children]}
+        run.finish(metrics, cost)
+        return Result(path, metrics, cost)
+
+
+def _spread(metrics: Sequence[dict[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
+    """Mean over seeds under each metric's own name; sd and median beside it."""
+    from statistics import mean, median, stdev
+
+    numeric = [k for k, v in metrics[0].items() if isinstance(v, int | float) and not isinstance(v, bool) and k != "seed"]
+    values = {k: [float(m[k]) for m in metrics if m.get(k) is not None] for k in numeric}
+    same = {k: v for k, v in metrics[0].items() if k not in numeric and all(m.get(k) == v for m in metrics)}
+    return {
+        **same,
+        "seed": list(seeds),
+        **{k: mean(v) for k, v in values.items() if v},
+        "sd": {k: stdev(v) if len(v) > 1 else 0.0 for k, v in values.items() if v},
+        "median": {k: median(v) for k, v in values.items() if v},
+    }
+
+
+Estimate = Callable[[Any, tuple[ModelRef, ...], Task], dict[str, Any]]

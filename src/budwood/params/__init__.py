@@ -1,0 +1,1 @@
+"""Named tensors: canonical names, algebra, selection, and putting values into a model for a while."""

@@ -1,0 +1,93 @@
+"""The list of runs: an SQLite cache over the run directories, rebuilt from them whenever they differ."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from budwood.errors import StoreError, nearest
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS runs (name TEXT PRIMARY KEY, stamp INTEGER, manifest TEXT, metrics TEXT)"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One run as the registry shows it; `broken` says what is wrong with its directory."""
+
+    path: Path
+    manifest: dict[str, Any]
+    metrics: dict[str, Any]
+    broken: str = ""
+
+    @property
+    def status(self) -> str:
+        """done, running (or interrupted), or broken."""
+        return "broken" if self.broken else str(self.manifest.get("status", "running"))
+
+
+def list_runs(runs_dir: Path) -> list[Listed]:
+    """Every run below `runs_dir`, oldest first; children of a run (one per seed) follow their parent."""
+    if not runs_dir.is_dir():
+        return []
+    found = [read_listed(path, index) for index in (_open(runs_dir),) for path in _directories(runs_dir)]
+    return sorted(found, key=lambda r: (str(r.manifest.get("started", "")), str(r.path)))
+
+
+def find_run(reference: str, runs_dir: Path) -> Path:
+    """The directory of a run given by path, `run:ID`, ID or a unique prefix of it."""
+    name = reference.removeprefix("run:")
+    direct = Path(name)
+    if (direct / "run.json").exists():
+        return direct
+    names = [p.name for p in _directories(runs_dir)] if runs_dir.is_dir() else []
+    matches = [n for n in names if n == name] or [n for n in names if n.startswith(name)]
+    if len(matches) == 1:
+        return runs_dir / matches[0]
+    if matches:
+        raise StoreError(f"'{reference}' fits {len(matches)} runs: {', '.join(matches[:4])}. Give more of the name.")
+    raise StoreError(f"No run '{reference}' in {runs_dir}.{nearest(name, names)} `budwood runs` lists them.")
+
+
+def read_listed(path: Path, index: sqlite3.Connection | None = None) -> Listed:
+    """One run directory, from the cache where its files have not changed."""
+    files = [path / "run.json", path / "metrics.json"]
+    stamp = sum(f.stat().st_mtime_ns for f in files if f.exists())
+    if index is not None:
+        row = index.execute("SELECT manifest, metrics FROM runs WHERE name = ? AND stamp = ?", (str(path), stamp)).fetchone()
+        if row:
+            return Listed(path, json.loads(row[0]), json.loads(row[1]))
+    try:
+        manifest, metrics = (json.loads(f.read_text()) if f.exists() else {} for f in files)
+    except (json.JSONDecodeError, OSError, UnicodeDecodeError) as e:
+        return Listed(path, {}, {}, broken=f"unreadable: {e}")
+    if index is not None:
+        with contextlib.suppress(sqlite3.Error), index:
+            values = (str(path), stamp, json.dumps(manifest), json.dumps(metrics))
+            index.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", values)
+    return Listed(path, manifest, metrics)
+
+
+def _directories(runs_dir: Path) -> Iterator[Path]:
+    for path in sorted(runs_dir.iterdir()):
+        if path.is_dir() and (path / "run.json").exists():
+            yield path
+            seeds = path / "seeds"
+            if seeds.is_dir():
+                yield from (p for p in sorted(seeds.iterdir()) if (p / "run.json").exists())
+
+
+def _open(runs_dir: Path) -> sqlite3.Connection | None:
+    """The cache, or None where it cannot be opened: the directories are the truth, the cache only saves time."""
+    try:
+        index = sqlite3.connect(runs_dir / ".index.sqlite", timeout=2)
+        index.execute(SCHEMA)
+    except sqlite3.Error:
+        with contextlib.suppress(OSError):
+            (runs_dir / ".index.sqlite").unlink(missing_ok=True)
+        return None
+    return index

@@ -1,0 +1,1 @@
+"""Several methods joined into one answer: recipes, the demo, pre-training of the shipped models."""

@@ -1,0 +1,171 @@
+"""Recipes: a YAML list of verbs, each step a run of its own, later steps naming earlier ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from budwood.errors import ConfigError, nearest
+from budwood.store.files import read_json
+from budwood.studies.verbs import run_verb, verb_named
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+REFERENCE = re.compile(r"\{(\w[\w-]*)\}")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asks of a recipe."""
+
+    small: bool = False
+    data_dir: Path | None = None
+    model: str | None = None
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One verb with its settings; `models` may name earlier steps as {id}."""
+
+    id: str
+    verb: str
+    models: tuple[str, ...]
+    settings: Mapping[str, Any]
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A recipe ready to run."""
+
+    name: str
+    about: str
+    steps: tuple[Step, ...]
+    out: Path
+
+
+def known_recipes() -> list[str]:
+    """Names of the shipped recipes."""
+    return sorted(p.stem for p in RECIPES.glob("*.yaml"))
+
+
+def read_recipe(name: str, wishes: Wishes | None = None) -> Script:
+    """A shipped recipe or a YAML file, checked as a whole before its first step runs.
+
+    The file has `about`, `defaults` (settings of every step), `small` (settings that replace them with --small) and
+    `steps`: a list of {id, verb, model or models, and the verb's own settings}.
+    """
+    import yaml
+
+    wishes = wishes or Wishes()
+    path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"There is no recipe '{name}'.{nearest(name, known_recipes())} Known: {', '.join(known_recipes())}.")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{path} is not YAML: {e}") from e
+    if not isinstance(content, dict) or not isinstance(content.get("steps"), list):
+        raise ConfigError(f"{path} is no recipe: it needs a list 'steps', each with 'id', 'verb' and the verb's settings.")
+    unknown = set(content) - {"name", "about", "defaults", "small", "steps"}
+    if unknown:
+        raise ConfigError(f"Unknown key '{min(unknown)}' in {path}. A recipe has name, about, defaults, small and steps.")
+    steps = _steps(content, path, wishes)
+    title = str(content.get("name", path.stem))
+    size = "-small" if wishes.small else ""
+    script = Script(title, str(content.get("about", "")), steps, wishes.out or Path("runs") / f"recipe-{title}{size}")
+    _check(script, path)
+    return script
+
+
+def _steps(content: Mapping[str, Any], path: Path, wishes: Wishes) -> tuple[Step, ...]:
+    shared = {**(content.get("defaults") or {}), **((content.get("small") or {}) if wishes.small else {})}
+    steps = []
+    for place, raw in enumerate(content["steps"]):
+        own = {**raw, **((raw.get("small") or {}) if wishes.small else {})}
+        own.pop("small", None)
+        verb, name, says = str(own.pop("verb", "")), str(own.pop("id", f"step{place + 1}")), str(own.pop("says", ""))
+        models = own.pop("models", own.pop("model", shared.get("model", ())))
+        models = [models] if isinstance(models, str) else list(models)
+        if wishes.model:
+            models = [m if REFERENCE.search(m) else wishes.model for m in models]
+        fields = verb_named(verb).settings.model_fields
+        settings = {k: v for k, v in {**shared, **own}.items() if k != "model" and (k in own or k in fields)}
+        if wishes.data_dir is not None:
+            settings["data_dir"] = (wishes.data_dir,)
+        steps.append(Step(name, verb, tuple(map(str, models)), settings, says))
+    return tuple(steps)
+
+
+def _check(script: Script, path: Path) -> None:
+    """Every step's settings are complete and every reference names an earlier step."""
+    seen: set[str] = set()
+    for step in script.steps:
+        if step.id in seen:
+            raise ConfigError(f"{path}: two steps are called '{step.id}'. Give each its own id.")
+        for name in (n for m in step.models for n in REFERENCE.findall(m)):
+            if name not in seen:
+                raise ConfigError(f"{path}: step '{step.id}' names '{{{name}}}', which is no earlier step.{nearest(name, seen)}")
+        _settings(step, script.out, path)
+        seen.add(step.id)
+
+
+def _settings(step: Step, out: Path, path: Path | None = None) -> Any:
+    settings = verb_named(step.verb).settings
+    unknown = set(step.settings) - set(settings.model_fields)
+    if unknown:
+        key = min(unknown)
+        where = f"{path}: s" if path else "S"
+        raise ConfigError(f"{where}tep '{step.id}' ({step.verb}) has no setting '{key}'.{nearest(key, settings.model_fields)}")
+    try:
+        return settings(**{**step.settings, "out": out / step.id})
+    except ValidationError as e:
+        problem = e.errors()[0]
+        raise ConfigError(f"Step '{step.id}' ({step.verb}): {'.'.join(map(str, problem['loc']))}: {problem['msg']}.") from e
+
+
+def commands(script: Script) -> list[str]:
+    """The steps as command lines."""
+    lines = []
+    for step in script.steps:
+        models = [REFERENCE.sub(lambda m: str(script.out / m[1]), x) for x in step.models]
+        flags = [w for k, v in step.settings.items() for w in _flag(k, v)]
+        lines.append(" ".join(["budwood", step.verb, *models, *flags, "--out", str(script.out / step.id)]))
+    return lines
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    option = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [option] if value else []
+    return [option, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
+
+
+def run_recipe(script: Script) -> list[dict[str, Any]]:
+    """Run every step that is not done yet, in order; one row per step."""
+    rows = []
+    for step in script.steps:
+        models = [REFERENCE.sub(lambda m: str(script.out / m[1]), x) for x in step.models]
+        result = run_verb(step.verb, _settings(step, script.out), models)
+        m = result.metrics
+        cost = read_json(result.run / "cost.json")
+        rows.append(
+            {
+                "step": step.id,
+                "says": step.says,
+                "verb": step.verb,
+                "model": " ".join(step.models),
+                "task": m["task"],
+                "metric": m.get("metric", ""),
+                "score": m.get("score"),
+                "seconds": cost.get("seconds"),
+                "run": str(result.run),
+                "metrics": m,
+            }
+        )
+    return rows

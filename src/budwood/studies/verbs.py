@@ -1,0 +1,90 @@
+"""The table of verbs that make runs: settings class and method of each; nothing heavy is imported until one is run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from budwood.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from budwood.config.base import Config
+    from budwood.data.task import Task
+    from budwood.methods.result import Result
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb: where its settings class and its method live, as "module:name"."""
+
+    name: str
+    config: str
+    method: str
+    estimate: str  # what --dry-run prints
+
+    @property
+    def settings(self) -> type[Config]:
+        """The settings class."""
+        found: type[Config] = _load(self.config)
+        return found
+
+
+VERBS = {
+    v.name: v
+    for v in (
+        Verb(
+            "finetune",
+            "budwood.config.finetune:FinetuneConfig",
+            "budwood.methods.finetune:finetune",
+            "budwood.methods.estimate:finetune",
+        ),
+        Verb(
+            "evaluate",
+            "budwood.config.finetune:EvaluateConfig",
+            "budwood.methods.evaluate:evaluate",
+            "budwood.methods.estimate:evaluate",
+        ),
+    )
+}
+
+
+def verb_named(name: str) -> Verb:
+    """The verb, or an error with the nearest name."""
+    if name not in VERBS:
+        raise ConfigError(f"There is no verb '{name}' that makes runs.{nearest(name, VERBS)} Known: {', '.join(VERBS)}.")
+    return VERBS[name]
+
+
+def run_verb(name: str, cfg: Any, models: Sequence[str], task: Task | None = None) -> Result:
+    """Carry out one verb with complete settings."""
+    from budwood.methods.session import carry_out
+
+    verb = verb_named(name)
+    return carry_out(name, cfg, models, _Lazy(verb.method), task)
+
+
+def estimate(name: str, cfg: Any, models: Sequence[str]) -> dict[str, Any]:
+    """Parameters, FLOPs, bytes and predicted seconds of what `run_verb` would do."""
+    from budwood.methods.session import prepare, with_seeds
+
+    refs, task = prepare(with_seeds(cfg), models, None)
+    figures: dict[str, Any] = _load(verb_named(name).estimate)(with_seeds(cfg), refs, task)
+    return figures
+
+
+@dataclass(frozen=True)
+class _Lazy:
+    """A method that is imported when it is called: a finished run answers without importing torch."""
+
+    dotted: str
+
+    def __call__(self, session: Any) -> dict[str, Any]:
+        metrics: dict[str, Any] = _load(self.dotted)(session)
+        return metrics
+
+
+def _load(dotted: str) -> Any:
+    module, _, name = dotted.partition(":")
+    return getattr(importlib.import_module(module), name)

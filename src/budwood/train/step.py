@@ -1,0 +1,113 @@
+"""Update rules as functions of (parameters, gradients, state), and the learning rate as a function of the step.
+
+State is a flat mapping of named tensors, so that it can be saved and loaded bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Named = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An update rule with its constants."""
+
+    optimizer: str = "adamw"
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    momentum: float = 0.0
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Weight decay applies to matrices, not to biases and norms.
+
+    >>> decays("encoder.layer.0.output.dense.weight", torch.zeros(2, 2)), decays("x.bias", torch.zeros(2))
+    (True, False)
+    """
+    return parameter.ndim > 1 and not name.endswith("bias")
+
+
+def initial_state(rule: Rule, params: Named) -> dict[str, Tensor]:
+    """State before the first update."""
+    slots = {"adamw": ("m", "v"), "sgd": ("m",) if rule.momentum else ()}[rule.optimizer]
+    return {f"{slot}:{name}": torch.zeros_like(p) for slot in slots for name, p in params.items()}
+
+
+@torch.no_grad()
+def update(rule: Rule, params: Named, grads: Named, state: Named, lr: float, step: int) -> None:
+    """One update in place; `step` counts from 1. The formulas are those of `torch.optim.AdamW` and `SGD`."""
+    for decay in (True, False):
+        names = [n for n, p in params.items() if n in grads and decays(n, p) == decay]
+        if names:
+            UPDATES[rule.optimizer](rule, names, params, grads, state, lr, step, rule.weight_decay if decay else 0.0)
+
+
+def _adamw(
+    rule: Rule, names: Sequence[str], params: Named, grads: Named, state: Named, lr: float, step: int, decay: float
+) -> None:
+    counters = [torch.tensor(float(step))] * len(names)  # the fused kernel reads each tensor once
+    torch._fused_adamw_(
+        [params[n] for n in names],
+        [grads[n] for n in names],
+        [state[f"m:{n}"] for n in names],
+        [state[f"v:{n}"] for n in names],
+        [],
+        counters,
+        lr=lr,
+        beta1=rule.beta1,
+        beta2=rule.beta2,
+        weight_decay=decay,
+        eps=rule.epsilon,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def _sgd(
+    rule: Rule, names: Sequence[str], params: Named, grads: Named, state: Named, lr: float, step: int, decay: float
+) -> None:
+    values = [params[n] for n in names]
+    moves = [grads[n] for n in names]
+    if decay:
+        moves = list(torch._foreach_add(moves, values, alpha=decay))
+    if rule.momentum:
+        speeds = [state[f"m:{n}"] for n in names]
+        torch._foreach_mul_(speeds, rule.momentum)
+        torch._foreach_add_(speeds, moves)
+        moves = speeds
+    torch._foreach_add_(values, moves, alpha=-lr)
+
+
+UPDATES = {"adamw": _adamw, "sgd": _sgd}
+
+
+@torch.no_grad()
+def clip(grads: Named, limit: float) -> float:
+    """Scale all gradients so that their joint norm is at most `limit` (0 = leave); returns the norm before."""
+    values = list(grads.values())
+    norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values))))
+    if limit and norm > limit:
+        torch._foreach_mul_(values, limit / (norm + 1e-6))
+    return norm
+
+
+def rate(step: int, total: int, peak: float, warmup: float, shape: str) -> float:
+    """Learning rate of update `step` (from 0 to total - 1): linear rise, then linear, cosine or constant.
+
+    >>> [rate(s, 4, 1.0, 0, "linear") for s in range(4)]
+    [1.0, 0.75, 0.5, 0.25]
+    """
+    rise = int(warmup) if warmup >= 1 else math.ceil(warmup * total)
+    if step < rise:
+        return peak * (step + 1) / (rise + 1)
+    share = (step - rise) / max(1, total - rise)
+    return peak * {"linear": 1 - share, "cosine": 0.5 * (1 + math.cos(math.pi * share)), "constant": 1.0}[shape]
