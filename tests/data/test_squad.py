@@ -57,6 +57,8 @@ def test_words_are_compared_as_bags() -> None:
 
 def test_a_lone_article_is_no_answer() -> None:
     assert squad_scores([Row("q", "?", "c", answers=())], {"q": "The"})["exact"] == 100
+    both = Row("q", "?", "the duke", answers=(("the", 0), ("duke", 4)))  # a gold answer of an article alone is none
+    assert squad_scores([both], {"q": ""})["exact"] == 0 and squad_scores([both], {"q": "duke"})["exact"] == 100
 
 
 def test_missing_predictions_odds_or_answers_are_refused() -> None:

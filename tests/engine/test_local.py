@@ -55,7 +55,11 @@ def test_a_killed_worker_costs_nothing(tmp_path: Path) -> None:
 
 def test_a_job_that_always_dies_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="doomed.txt"):
-        run_jobs([Job("tests.engine.test_local:always_die", {}, tmp_path / "doomed.txt"), *jobs(tmp_path, 1)], workers=2, retries=1)
+        run_jobs(
+            [Job("tests.engine.test_local:always_die", {}, tmp_path / "doomed.txt"), *jobs(tmp_path, 1)],
+            workers=2,
+            retries=1,
+        )
 
 
 def test_keys_do_not_depend_on_the_place(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ def test_calibration_error_by_hand_and_by_loop() -> None:
     # one bin holds 0.61 and 0.62 (one right of two), another 0.95 (right): (|1 - 1.23| + |1 - 0.95|) / 3
     prob_NK = np.array([[0.61, 0.39], [0.62, 0.38], [0.05, 0.95]])
     assert ours.ece(prob_NK, np.array([0, 1, 1])) == pytest.approx((0.23 + 0.05) / 3)
+    # an edge belongs to the bin below it: 0.75 and 0.70 share one of four bins
+    assert ours.ece(np.array([[0.75, 0.25], [0.70, 0.30]]), np.array([0, 1]), bins=4) == pytest.approx(0.225)
     assert ours.ece(np.array([[1.0, 0.0]]), np.array([0])) == 0
 
 

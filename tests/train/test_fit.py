@@ -25,7 +25,14 @@ def feed(rows: int = 40, seed: int = 0) -> RowFeed:
 
 
 def plan(**changes: object) -> Plan:
-    given = {"rule": Rule(weight_decay=0.01), "learning_rate": 1e-3, "steps": 12, "batch_size": 8, "logging_steps": 3, "seed": 5}
+    given = {
+        "rule": Rule(weight_decay=0.01),
+        "learning_rate": 1e-3,
+        "steps": 12,
+        "batch_size": 8,
+        "logging_steps": 3,
+        "seed": 5,
+    }
     return Plan(**{**given, **changes})  # type: ignore[arg-type]
 
 
@@ -118,7 +125,9 @@ def test_penalty_enters_loss_and_gradient() -> None:
 
     m = model(dropout=0)
     before = weights(m)
-    history = fit(m, Head(), feed(), plan(steps=1, rule=Rule("sgd"), learning_rate=0.5, max_grad_norm=0.0), penalty=Pull())
+    history = fit(
+        m, Head(), feed(), plan(steps=1, rule=Rule("sgd"), learning_rate=0.5, max_grad_norm=0.0), penalty=Pull()
+    )
     assert history.points[0]["loss"] > 100
     touched = [n for n, p in m.named_parameters() if not torch.equal(p, before[n])]
     assert touched

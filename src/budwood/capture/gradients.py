@@ -208,8 +208,8 @@ def outer_square_sum(left_BTO: Tensor, right_BTI: Tensor, block: int = BLOCK) ->
     """sum_b (sum_t left_bto right_bti)^2 as an [O, I] matrix.
 
     With few positions the square is written out over pairs of them, sum_ts (l_t l_s) (r_t r_s): one matrix product and
-    nothing larger than the result. Otherwise [b, o, I] blocks of at most `block` numbers are formed, squared and summed;
-    a vocabulary goes in blocks of its rows.
+    nothing larger than the result. Otherwise [b, o, I] blocks of at most `block` numbers are formed, squared and
+    summed; a vocabulary goes in blocks of its rows.
 
     >>> outer_square_sum(torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[3.0], [4.0]]]))
     tensor([[121.]])

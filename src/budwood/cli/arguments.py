@@ -65,7 +65,9 @@ def _from_yaml(file: Path, settings: type[Config], given: set[str]) -> Iterator[
                 yield from [value] if isinstance(value, str) else value
             continue
         if plain not in names:
-            raise ConfigError(f"Unknown key '{key}' in {file}.{nearest(plain, names)} `budwood VERB --help` lists them.")
+            raise ConfigError(
+                f"Unknown key '{key}' in {file}.{nearest(plain, names)} `budwood VERB --help` lists them."
+            )
         name = names[plain]
         if name in given or value is None:
             continue

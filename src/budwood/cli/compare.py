@@ -17,7 +17,11 @@ def register(app: App) -> None:
 
     @app.command
     def compare(
-        a: str, b: str, *, directory: Path = Path("runs"), json_output: Annotated[bool, Parameter(name="--json", negative="")] = False
+        a: str,
+        b: str,
+        *,
+        directory: Path = Path("runs"),
+        json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
     ) -> int:
         """Settings and metrics in which two runs differ.
 
@@ -55,7 +59,10 @@ def rows_of(a: dict[str, Any], b: dict[str, Any], title: str) -> list[dict[str, 
         va, vb = a.get(key), b.get(key)
         if va == vb:
             continue
-        plain = [v if isinstance(v, int | float) and not isinstance(v, bool) else None if v is None else str(v) for v in (va, vb)]
+        plain = [
+            v if isinstance(v, int | float) and not isinstance(v, bool) else None if v is None else str(v)
+            for v in (va, vb)
+        ]
         numbers = all(isinstance(v, int | float) for v in plain)
         rows.append({title: key, "a": plain[0], "b": plain[1], "b - a": plain[1] - plain[0] if numbers else None})  # type: ignore[operator]
     return rows

@@ -14,7 +14,9 @@ def register(app: App) -> None:
     """Add the verb."""
 
     @app.command
-    def doctor(model: str = "tiny-bert", *, json_output: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
+    def doctor(
+        model: str = "tiny-bert", *, json_output: Annotated[bool, Parameter(name="--json", negative="")] = False
+    ) -> int:
         """Check a model: same output twice, padding and batch size without effect, no NaN, every parameter reached.
 
         Parameters

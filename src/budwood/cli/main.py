@@ -31,7 +31,7 @@ COMMANDS = {
     "tasks": ("lists", "tasks, and whether their files are here; with a NAME three of its rows"),
     "models": ("lists", "models that need no network"),
     "doctor": ("doctor", "is this model safe to measure: determinism, padding, batch order, gradients"),
-    "completion": ("completion", "shell completion, e.g. eval \"$(budwood completion bash)\""),
+    "completion": ("completion", 'shell completion, e.g. eval "$(budwood completion bash)"'),
 }
 
 
@@ -39,7 +39,8 @@ def overview() -> str:
     """The first help page: plain text, no library imported."""
     width = max(map(len, COMMANDS))
     verbs = "\n".join(f"  {name:<{width}}  {about}" for name, (_, about) in COMMANDS.items())
-    return f"{ABOUT}\n{verbs}\n\n`budwood VERB --help` explains a verb; start with `budwood demo`. Exit codes: 0 done, 2 yours to fix, 1 our bug."
+    end = "`budwood VERB --help` explains a verb; start with `budwood demo`. Exit: 0 done, 2 yours to fix, 1 our bug."
+    return f"{ABOUT}\n{verbs}\n\n{end}"
 
 
 def build(verbs: Sequence[str]) -> App:

@@ -41,7 +41,11 @@ def register(app: App) -> None:
         json_output
             One JSON array on stdout.
         """
-        found = [r for r in list_runs(directory) if verb in (None, r.manifest.get("verb")) and task in (None, r.manifest.get("task"))]
+        found = [
+            r
+            for r in list_runs(directory)
+            if verb in (None, r.manifest.get("verb")) and task in (None, r.manifest.get("task"))
+        ]
         rows = grouped(found) if group else [line(r) for r in found]
         if json_output:
             print(json.dumps(rows))
@@ -80,7 +84,11 @@ def grouped(found: list[Listed]) -> list[dict[str, Any]]:
     groups: dict[str, list[Listed]] = defaultdict(list)
     for run in found:
         settings = {k: v for k, v in run.manifest.get("settings", {}).items() if "seed" not in k and k != "rows"}
-        if run.status == "done" and isinstance(run.metrics.get("score"), int | float) and not isinstance(run.metrics["seed"], list):
+        if (
+            run.status == "done"
+            and isinstance(run.metrics.get("score"), int | float)
+            and not isinstance(run.metrics["seed"], list)
+        ):
             groups[json.dumps([run.manifest["verb"], settings], sort_keys=True)].append(run)
     rows = []
     for members in groups.values():

@@ -83,5 +83,7 @@ def grid(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     cells = [[number(r[c]) if r.get(c) is not None else "" for c in columns] for r in rows]
     widths = [max(len(c), *(len(row[i]) for row in cells)) if cells else len(c) for i, c in enumerate(columns)]
     right = [any(isinstance(r.get(c), int | float) for r in rows) for c in columns]
-    align = [[f"{x:>{w}}" if r else f"{x:<{w}}" for x, w, r in zip(row, widths, right)] for row in [list(columns), *cells]]
+    align = [
+        [f"{x:>{w}}" if r else f"{x:<{w}}" for x, w, r in zip(row, widths, right)] for row in [list(columns), *cells]
+    ]
     return "\n".join("  ".join(row).rstrip() for row in align)

@@ -47,8 +47,8 @@ class DataConfig(Config):
     shots: Annotated[int | None, Parameter(group=DATA)] = Field(
         None, ge=1, description="Training rows per class (K-shot), and as many for validation."
     )
-    data_seed: Annotated[int, Parameter(group=DATA)] = Field(
-        0, ge=0, lt=2**32, description="Seed of shots and limits; LM-BFF's are 100, 13, 21, 42, 87."
+    data_seed: Annotated[int | None, Parameter(group=DATA)] = Field(
+        None, ge=0, lt=2**32, description="Seed of shots and limits; default: --seed. LM-BFF's are 100, 13, 21, 42, 87."
     )
     offline: Annotated[bool, Parameter(group=DATA, negative="")] = Field(
         False, description="Never ask the hub; use files and caches only."

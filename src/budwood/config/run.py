@@ -63,6 +63,29 @@ class RunConfig(Config):
 
 # Settings that do not change the result: left out of the run's hash and of the comparison on rerun.
 NEUTRAL = frozenset(
-    "out config seeds threads dry_run print_config json_output progress engine workers overwrite debug offline data_dir "
-    "train_file validation_file test_file trust_remote_code eval_batch_size report_to".split()
+    {
+        *(
+            "out",
+            "config",
+            "seeds",
+            "threads",
+            "dry_run",
+            "print_config",
+            "json_output",
+            "progress",
+            "engine",
+            "workers",
+        ),
+        *(
+            "overwrite",
+            "debug",
+            "offline",
+            "data_dir",
+            "train_file",
+            "validation_file",
+            "test_file",
+            "trust_remote_code",
+        ),
+        *("eval_batch_size",),
+    }
 )

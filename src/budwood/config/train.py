@@ -15,12 +15,17 @@ TRAINING = Group("Training", sort_key=3)
 class TrainConfig(Config):
     """How a model is trained. Unset values are chosen from the model and the data, and printed."""
 
-    optimizer: Annotated[Literal["adamw", "sgd"], Parameter(group=TRAINING)] = Field("adamw", description="Update rule.")
+    init: Annotated[Literal["pretrained", "random"], Parameter(group=TRAINING)] = Field(
+        "pretrained", description="Start from the model's weights, or from random ones of the same shape (a baseline)."
+    )
+    optimizer: Annotated[Literal["adamw", "sgd"], Parameter(group=TRAINING)] = Field(
+        "adamw", description="Update rule."
+    )
     learning_rate: Annotated[float | None, Parameter(name=("--learning-rate", "--lr"), group=TRAINING)] = Field(
         None, gt=0, description="Peak learning rate; default: by the model's width."
     )
-    num_train_epochs: Annotated[float | None, Parameter(name=("--num-train-epochs", "--epochs"), group=TRAINING)] = Field(
-        None, gt=0, description="Passes over the training rows; default 3, more on few rows."
+    num_train_epochs: Annotated[float | None, Parameter(name=("--num-train-epochs", "--epochs"), group=TRAINING)] = (
+        Field(None, gt=0, description="Passes over the training rows; default 3, more on few rows.")
     )
     max_steps: Annotated[int | None, Parameter(group=TRAINING)] = Field(
         None, ge=1, description="Updates in all; overrides epochs."
@@ -44,7 +49,9 @@ class TrainConfig(Config):
         0.01, ge=0, description="Decoupled decay, not on biases and LayerNorms."
     )
     adam_beta1: Annotated[float, Parameter(group=TRAINING)] = Field(0.9, ge=0, lt=1, description="AdamW's first decay.")
-    adam_beta2: Annotated[float, Parameter(group=TRAINING)] = Field(0.999, ge=0, lt=1, description="AdamW's second decay.")
+    adam_beta2: Annotated[float, Parameter(group=TRAINING)] = Field(
+        0.999, ge=0, lt=1, description="AdamW's second decay."
+    )
     adam_epsilon: Annotated[float, Parameter(group=TRAINING)] = Field(1e-8, gt=0, description="AdamW's epsilon.")
     momentum: Annotated[float, Parameter(group=TRAINING)] = Field(0.0, ge=0, lt=1, description="SGD's momentum.")
     max_grad_norm: Annotated[float, Parameter(group=TRAINING)] = Field(
@@ -71,8 +78,8 @@ class TrainConfig(Config):
     save_steps: Annotated[int | None, Parameter(group=TRAINING)] = Field(
         None, ge=1, description="Keep a checkpoint-N directory every so many updates."
     )
-    logging_steps: Annotated[int, Parameter(group=TRAINING)] = Field(
-        10, ge=1, description="Updates per point of the loss curve."
+    logging_steps: Annotated[int | None, Parameter(group=TRAINING)] = Field(
+        None, ge=1, description="Updates per point of the loss curve; default: about 60 points."
     )
     reduce: Annotated[Literal["mean", "sum"], Parameter(group=TRAINING)] = Field(
         "mean", description="Loss of a row with several targets."

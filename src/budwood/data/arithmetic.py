@@ -240,7 +240,8 @@ def _baselines(task: Task) -> dict[str, float]:
 def score_numbers(predicted: Sequence[int | None], gold: Sequence[int]) -> dict[str, float]:
     """Errors of predicted numbers; an answer that could not be parsed (None) counts as 0 and as wrong.
 
-    `rmsle_parsed` leaves such answers out. Logarithms see negative numbers as 0.
+    `rmsle_parsed` leaves such answers out (it equals `rmsle` where none was parsed). Logarithms see negative numbers
+    as 0.
 
     >>> s = score_numbers([19, None], [19, 0])
     >>> s["exact"], s["rmsle"], s["parse_rate"], s["n"]
@@ -256,7 +257,7 @@ def score_numbers(predicted: Sequence[int | None], gold: Sequence[int]) -> dict[
     error_N = given_N - gold_N
     log_error_N = np.log1p(np.maximum(given_N, 0)) - np.log1p(np.maximum(gold_N, 0))
     mse, msle = float(np.mean(error_N**2)), float(np.mean(log_error_N**2))
-    parsed = float(np.mean(log_error_N[parsed_N] ** 2)) if parsed_N.any() else 0.0
+    parsed = float(np.mean(log_error_N[parsed_N] ** 2)) if parsed_N.any() else msle
     return {
         "mse": mse,
         "rmse": math.sqrt(mse),

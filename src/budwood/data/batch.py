@@ -51,7 +51,9 @@ class Features:
         index_M = np.asarray(index, dtype=np.int64)
         lengths_M = self.lengths_N[index_M]
         offsets = np.concatenate([[0], np.cumsum(lengths_M)]).astype(np.int64)
-        flat = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths_M) + np.repeat(self.offsets_N1[index_M], lengths_M)
+        flat = (
+            np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths_M) + np.repeat(self.offsets_N1[index_M], lengths_M)
+        )
         return Features(
             ids=tuple(self.ids[i] for i in index_M),
             offsets_N1=offsets,
@@ -76,7 +78,9 @@ class Features:
         """
         lengths = [len(x) for x in ragged["input_ids"]]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        flat = {k: np.fromiter((t for x in v for t in x), dtype=np.int32, count=int(offsets[-1])) for k, v in ragged.items()}
+        flat = {
+            k: np.fromiter((t for x in v for t in x), dtype=np.int32, count=int(offsets[-1])) for k, v in ragged.items()
+        }
         return cls(tuple(ids), offsets, flat, {k: np.asarray(v) for k, v in (fixed or {}).items()}, dict(info or {}))
 
 
@@ -129,8 +133,10 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
-def training_batches(lengths_N: np.ndarray, batch_size: int, seed: int, epoch: int, window: int = 64) -> list[np.ndarray]:
-    """One epoch of batches of exactly `batch_size` examples (the last may be shorter), a pure function of its arguments.
+def training_batches(
+    lengths_N: np.ndarray, batch_size: int, seed: int, epoch: int, window: int = 64
+) -> list[np.ndarray]:
+    """One epoch of batches of `batch_size` examples (one may be shorter), a pure function of its arguments.
 
     Rows are shuffled, then sorted by length inside windows of `window` batches, so that hardly anything is padded, and
     the batches are shuffled again so that length does not follow time.

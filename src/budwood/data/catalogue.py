@@ -30,7 +30,9 @@ def known_tasks(data_dir: tuple[Path, ...]) -> list[dict[str, Any]]:
         found = next((str(f / n) for f in folders for n in folder_names(public) if (f / n).is_dir()), None)
         hub = f"hub {public.hub.id}" if public.hub else "not here"
         labels = ", ".join(public.labels) if len(public.labels) <= 4 else f"{len(public.labels)} labels"
-        rows.append({"task": public.name, "kind": public.kind, "labels": labels, "metric": public.metric, "where": found or hub})
+        rows.append(
+            {"task": public.name, "kind": public.kind, "labels": labels, "metric": public.metric, "where": found or hub}
+        )
     return rows
 
 

@@ -148,7 +148,8 @@ def encode_number(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, enc: 
     """
     problem = pieces(tokenizer, [r.text.rstrip() for r in rows])
     answer = _answers(rows, tokenizer, problem)
-    ended = join(answer, Ragged(np.full(len(rows), end_id(tokenizer), np.int32), np.ones(len(rows), np.int64)))
+    labelled_N = np.array([r.label is not None for r in rows], dtype=np.int64)
+    ended = join(answer, Ragged(np.full(labelled_N.sum(), end_id(tokenizer), np.int32), labelled_N))
     label_N, unlabelled = label_column(rows)
     info = {"unlabelled": unlabelled, "limit": enc.limit}
     if causal:

@@ -101,8 +101,8 @@ def _advice(hub: Hub) -> str:
     place = f"name its parent with --data-dir {hub.id.split('/')[0]}" if public else "give its path as --task"
     given = "--data-dir FOLDER with the set as distributed, or your own files with" if public else "your own files with"
     return (
-        f"Give {given} --train-file; or run `hf download --repo-type dataset {hub.id} --local-dir {hub.id}` on a machine "
-        f"with a network, bring that folder here and {place}."
+        f"Give {given} --train-file; or run `hf download --repo-type dataset {hub.id} --local-dir {hub.id}` on a "
+        f"machine with a network, bring that folder here and {place}."
     )
 
 

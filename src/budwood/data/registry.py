@@ -332,7 +332,7 @@ _OTHER = (
         metric="lm_loss",
         hub=Hub("roneneldan/TinyStories", None, "text", label=None),
     ),
-    PublicTask("arithmetic-published", "sums", ("arithmetic", "Arith"), kind="number", metric="exact"),
+    PublicTask("arithmetic-published", "sums", ("arithmetic", "Arith"), kind="number", metric="rmsle"),
 )
 
 PUBLIC: Mapping[str, PublicTask] = MappingProxyType({task.name: task for task in (*_GLUE, *_PAIRS, *_SINGLE, *_OTHER)})

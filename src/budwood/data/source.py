@@ -48,8 +48,8 @@ def load_task(cfg: DataConfig) -> Task:
     place = locate(cfg)
     task = _read(place, cfg)
     if cfg.shots is not None:
-        task = few_shot(task, cfg.shots, cfg.data_seed)
-    return limit(task, cfg.limit, cfg.limit_eval, cfg.data_seed)
+        task = few_shot(task, cfg.shots, cfg.data_seed or 0)
+    return limit(task, cfg.limit, cfg.limit_eval, cfg.data_seed or 0)
 
 
 def resolve_task(cfg: DataConfig) -> None:
@@ -175,7 +175,7 @@ def _locate_public(public: PublicTask, cfg: DataConfig) -> Place:
     )
     if public.hub is None:
         raise DataError(
-            f"Task '{public.name}' was not found: {sought}, and the hub does not have it. Give --data-dir FOLDER."
+            f"Task '{public.name}' was not found: {sought}, and no hub id is known for it. Give --data-dir FOLDER."
         )
     try:
         hubs.check_hub(public.hub, cfg.data_revision, cfg.offline)
@@ -224,9 +224,10 @@ def _read(place: Place, cfg: DataConfig) -> Task:
         return _shipped(place.name)
     if place.folders:
         return _read_public(PUBLIC[place.name], place.folders, cfg)
-    if place.hub is not None and place.name in PUBLIC:
+    public = PUBLIC.get(place.name)
+    if public is not None and place.hub is not None and place.hub == public.hub:
         tables = hubs.load_hub(place.hub, cfg.data_revision, cfg.offline)
-        return _finish_public(*_public_tables(tables, PUBLIC[place.name]), cfg)
+        return _finish_public(*_public_tables(tables, public), cfg)
     if place.hub is not None:
         tables = _renamed(hubs.load_hub(place.hub, cfg.data_revision, cfg.offline))
     elif place.saved is not None:

@@ -9,7 +9,7 @@ from typing import Any
 def loss_curve(axes: Any, points: Sequence[Mapping[str, float]], title: str) -> dict[str, list[float]]:
     """Draw loss against updates with the learning rate beneath it; returns the numbers drawn."""
     table = {k: [p[k] for p in points] for k in ("step", "loss", "learning_rate", "grad_norm")}
-    axes.plot(table["step"], table["loss"], lw=1.6, label="training loss")
+    axes.plot(table["step"], table["loss"], lw=1.6, marker="o" if len(points) < 40 else None, ms=3)
     axes.set(xlabel="update", ylabel="loss", title=title)
     axes.set_ylim(bottom=0)
     twin = axes.twinx()

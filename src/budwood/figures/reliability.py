@@ -20,7 +20,14 @@ def reliability(axes: Any, confidence: Sequence[float], correct: Sequence[bool],
     shown = count > 0
     axes.bar(edges[:-1][shown] + 1 / 30, accuracy[shown], width=0.056, label="accuracy")
     axes.plot([0, 1], [0, 1], color="#8a8f99", lw=1, ls="--", label="perfectly calibrated")
-    axes.scatter(mean[shown], accuracy[shown], s=6 + 80 * count[shown] / count.max(), color="#c8553d", zorder=3)
+    axes.scatter(
+        mean[shown],
+        accuracy[shown],
+        s=6 + 80 * count[shown] / count.max(),
+        color="#c8553d",
+        zorder=3,
+        label="rows (area)",
+    )
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02), title=title)
     axes.legend(loc="upper left")
     return {

@@ -47,9 +47,8 @@ def drawing(width: float = 6.4, height: float = 3.4) -> Iterator[Any]:
     import matplotlib
 
     matplotlib.use("Agg", force=False)
+    from cycler import cycler
     from matplotlib import pyplot
-
-    from cycler import cycler  # type: ignore[import-untyped]
 
     with matplotlib.rc_context({**STYLE, "axes.prop_cycle": cycler(color=COLOURS)}):
         figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")

@@ -45,12 +45,13 @@ def pearson_by_row(a_QN: np.ndarray, b_QN: np.ndarray) -> np.ndarray:
 
 def _unit(x_QN: np.ndarray) -> np.ndarray:
     """Rows centred and scaled to length 1; rows that do not vary become 0."""
-    constant_Q = x_QN.max(axis=1) == x_QN.min(axis=1)
     largest_Q1 = np.abs(x_QN).max(axis=1, keepdims=True)
-    x_QN = x_QN / np.where(largest_Q1 > 0, largest_Q1, 1.0)  # so that squares neither overflow nor vanish
+    x_QN = x_QN / np.where(
+        largest_Q1 > 0, largest_Q1, 1.0
+    )  # squares neither overflow nor vanish, equal values become 1
     x_QN = x_QN - x_QN.mean(axis=1, keepdims=True)
     norm_Q = np.linalg.norm(x_QN, axis=1)
-    dead_Q = constant_Q | (norm_Q == 0)
+    dead_Q = norm_Q == 0
     return np.where(dead_Q[:, None], 0.0, x_QN / np.where(dead_Q, 1.0, norm_Q)[:, None])
 
 

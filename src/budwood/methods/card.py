@@ -11,7 +11,21 @@ def model_card(session: Session, metrics: dict[str, Any]) -> str:
     """What the model is, how it was made and how well it does, as the README.md of its directory."""
     task, cfg = session.task, session.cfg
     model = session.models[0]
-    kept = ("split", "metric", "score", "zero_shot", "accuracy", "f1", "mcc", "ece", "loss", "n", "train_rows", "steps", "learning_rate")
+    kept = (
+        "split",
+        "metric",
+        "score",
+        "zero_shot",
+        "accuracy",
+        "f1",
+        "mcc",
+        "ece",
+        "loss",
+        "n",
+        "train_rows",
+        "steps",
+        "learning_rate",
+    )
     rows = "\n".join(f"| {k} | {metrics[k]} |" for k in kept if metrics.get(k) is not None)
     base = f"\nbase_model: {model.hub_name}" if model.hub_name else ""
     limited = "\nTrained or scored on a sample of the rows (`--limit`).\n" if "limited" in task.notes else ""
@@ -22,7 +36,7 @@ tags: [budwood]{base}
 
 # {model.name} fine-tuned on {task.name}
 
-Mode `{metrics['mode']}`, seed {cfg.seed}. Labels: {', '.join(task.labels) or task.kind}.
+Mode `{metrics["mode"]}`, seed {cfg.seed}. Labels: {", ".join(task.labels) or task.kind}.
 {limited}
 | | |
 |---|---|
@@ -38,12 +52,27 @@ def command(session: Session) -> str:
     """The command line that makes this run, from the settings that differ from their defaults."""
     words = ["budwood", session.verb, *(m.text for m in session.models)]
     fields = type(session.cfg).model_fields
-    hidden = {"out", "dry_run", "print_config", "json_output", "progress", "debug", "overwrite", "threads", "workers", "engine"}
+    hidden = {
+        "out",
+        "dry_run",
+        "print_config",
+        "json_output",
+        "progress",
+        "debug",
+        "overwrite",
+        "threads",
+        "workers",
+        "engine",
+    }
     for name, value in session.cfg.model_dump(mode="json").items():
         if name in hidden or value == fields[name].default or value in ([], None):
             continue
         if name in ("model_seed", "data_seed") and value == session.cfg.seed:
             continue
         option = "--" + name.replace("_", "-")
-        words += [option] if value is True else [option, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+        words += (
+            [option]
+            if value is True
+            else [option, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+        )
     return " ".join(f"'{w}'" if " " in w else w for w in words)

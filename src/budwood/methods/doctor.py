@@ -40,11 +40,33 @@ def examine(reference: str) -> list[dict[str, Any]]:
     scale = max(1e-6, float(np.abs(whole).max()))
     unreached = _unreached(read, features)
     return [
-        _row("finite", bool(np.isfinite(whole).all()), float(np.isnan(whole).sum()), "no NaN or infinity in the output"),
-        _row("deterministic", bool((whole == again).all()), float(np.abs(whole - again).max()), "same input, same output, twice"),
-        _row("padding", float(np.abs(whole - alone).max()) / scale < 1e-4, float(np.abs(whole - alone).max()), "a row alone = the row in a padded batch"),
-        _row("order", float(np.abs(whole - shuffled).max()) / scale < 1e-4, float(np.abs(whole - shuffled).max()), "the order of a batch does not matter"),
-        _row("gradients", not unreached, float(len(unreached)), f"parameters without gradient: {', '.join(unreached[:3]) or 'none'}"),
+        _row(
+            "finite", bool(np.isfinite(whole).all()), float(np.isnan(whole).sum()), "no NaN or infinity in the output"
+        ),
+        _row(
+            "deterministic",
+            bool((whole == again).all()),
+            float(np.abs(whole - again).max()),
+            "same input, same output, twice",
+        ),
+        _row(
+            "padding",
+            float(np.abs(whole - alone).max()) / scale < 1e-4,
+            float(np.abs(whole - alone).max()),
+            "a row alone = the row in a padded batch",
+        ),
+        _row(
+            "order",
+            float(np.abs(whole - shuffled).max()) / scale < 1e-4,
+            float(np.abs(whole - shuffled).max()),
+            "the order of a batch does not matter",
+        ),
+        _row(
+            "gradients",
+            not unreached,
+            float(len(unreached)),
+            f"parameters without gradient: {', '.join(unreached[:3]) or 'none'}",
+        ),
         _row("float32", all(p.dtype == torch.float32 for p in loaded.model.parameters()), 0.0, "computed in float32"),
     ]
 

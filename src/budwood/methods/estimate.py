@@ -28,7 +28,9 @@ def finetune(cfg: FinetuneConfig, models: tuple[ModelRef, ...], task: Task) -> d
     sizes = prepare_model(read.loaded.model, cfg)
     rows = task.rows("train")
     sample = _sample(read, rows)
-    plan = make_plan(cfg, len(rows) * len(sample) // min(len(rows), SAMPLE), int(read.loaded.model.config.hidden_size), cfg.seed)
+    plan = make_plan(
+        cfg, len(rows) * len(sample) // min(len(rows), SAMPLE), int(read.loaded.model.config.hidden_size), cfg.seed
+    )
     mean = float(sample.lengths_N.mean())
     size = plan.batch_size * plan.accumulation
     batches = training_batches(sample.lengths_N, size, cfg.seed, 0)
@@ -47,7 +49,8 @@ def finetune(cfg: FinetuneConfig, models: tuple[ModelRef, ...], task: Task) -> d
         "updates": plan.steps,
         "learning_rate": plan.learning_rate,
         "flops": 6.0 * _dense(read) * tokens,
-        "memory_bytes": parameters * 4 * (2 if cfg.optimizer == "sgd" else 4) + int(64 * read.loaded.model.config.hidden_size * size * mean),
+        "memory_bytes": parameters * 4 * (2 if cfg.optimizer == "sgd" else 4)
+        + int(64 * read.loaded.model.config.hidden_size * size * mean),
         "disk_bytes": parameters * 4,
         "seconds": round(plan.steps * step_seconds + zero_shot * eval_seconds + 2, 1),
     }

@@ -29,8 +29,8 @@ def evaluate(session: Session) -> dict[str, Any]:
         loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
         if any(name.startswith("head.") for name in loaded.fresh):
             raise ModelError(
-                f"'{ref.text}' has no trained head for task '{task.name}' ({', '.join(task.labels) or task.kind}): its answers "
-                "would be random. Fine-tune it first, or use --mode prompt (masked) or --mode causal."
+                f"'{ref.text}' has no trained head for task '{task.name}' ({', '.join(task.labels) or task.kind}): its "
+                "answers would be random. Fine-tune it first, or use --mode prompt (masked) or --mode causal."
             )
         read = reading(loaded, task, cfg, mode, cfg.seed)
     for text in read.examples(rows):

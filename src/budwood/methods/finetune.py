@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,8 @@ from budwood.figures.save import drawing, save
 from budwood.methods.card import model_card
 from budwood.methods.evaluate import keep_records
 from budwood.methods.session import Session
-from budwood.models.load import load, save as save_model
+from budwood.models.load import load, random_weights
+from budwood.models.load import save as save_model
 from budwood.models.reading import Reading, head_spec, mode_for, reading
 from budwood.store.files import write_text, writing_directory
 from budwood.train.evaluate import Evaluation, evaluate, goodness
@@ -33,6 +35,7 @@ class L1ToBase:
     start: dict[str, Tensor]
 
     def __call__(self, params: dict[str, Tensor], grads: dict[str, Tensor]) -> float:
+        """Add the gradient to `grads`; returns the value."""
         total = 0.0
         with torch.no_grad():
             for name, grad in grads.items():
@@ -50,6 +53,8 @@ def finetune(session: Session) -> dict[str, Any]:
         ref = session.models[0]
         mode = mode_for(cfg, task, ref)
         loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
+        if cfg.init == "random":
+            loaded = replace(loaded, model=random_weights(loaded.model, cfg.model_seed or 0))
         read = reading(loaded, task, cfg, mode, cfg.seed, cfg.reduce)
         sizes = prepare_model(loaded.model, cfg)
         train_rows, selection_rows = _rows(task, cfg)
@@ -99,8 +104,8 @@ def _announce(session: Session, read: Reading, rows: tuple[Row, ...], plan: Plan
     cfg, say = session.cfg, session.progress.say
     chosen = "" if cfg.learning_rate else f", chosen for width {read.loaded.model.config.hidden_size}"
     say(
-        f"{read.loaded.ref.name}, mode {read.mode}: {len(rows):,} rows of {session.task.name}, {plan.steps:,} updates of "
-        f"{plan.batch_size * plan.accumulation} rows, learning rate {plan.learning_rate:.2g}{chosen}, "
+        f"{read.loaded.ref.name}, mode {read.mode}: {len(rows):,} rows of {session.task.name}, {plan.steps:,} updates "
+        f"of {plan.batch_size * plan.accumulation} rows, learning rate {plan.learning_rate:.2g}{chosen}, "
         f"{sizes['trained']:,} of {sizes['parameters']:,} weights train"
     )
     for note, text in session.task.notes.items():
@@ -109,7 +114,9 @@ def _announce(session: Session, read: Reading, rows: tuple[Row, ...], plan: Plan
         say(f"  e.g. {text if len(text) <= 200 else text[:197] + '...'}")
     if read.template is not None and read.mode != "head":
         words = read.template.causal_words if read.mode == "causal" else read.template.words
-        say(f"  label words: {', '.join(f'{a} = {b!r}' for a, b in zip(session.task.labels or ('low', 'high'), words))}")
+        say(
+            f"  label words: {', '.join(f'{a} = {b!r}' for a, b in zip(session.task.labels or ('low', 'high'), words))}"
+        )
 
 
 def _train(session: Session, read: Reading, features: Any, plan: Plan, selection_rows: tuple[Row, ...]) -> History:
@@ -128,7 +135,9 @@ def _train(session: Session, read: Reading, features: Any, plan: Plan, selection
     if plan.eval_steps:
         select = lambda: goodness(evaluate(read, selection_rows, cfg).metrics)  # noqa: E731
     with session.progress.stage("train", plan.steps) as bar:
-        keeping = Keeping(state=run.file("state.safetensors"), checkpoint=checkpoint, select=select, advance=bar.advance)
+        every = float(os.environ.get("BUDWOOD_SAVE_SECONDS", Keeping.every))
+        state = run.file("state.safetensors")
+        keeping = Keeping(state=state, every=every, checkpoint=checkpoint, select=select, advance=bar.advance)
         return fit(model, read.objective, read.feed(features), plan, keeping, penalty)
 
 

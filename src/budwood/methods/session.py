@@ -44,7 +44,8 @@ class Session:
 class Method(Protocol):
     """A verb's work: writes its artefacts into `session.run` and returns the metrics."""
 
-    def __call__(self, session: Session) -> dict[str, Any]: ...
+    def __call__(self, session: Session) -> dict[str, Any]:
+        """Do the work."""
 
 
 RUNS = Path("runs")
@@ -61,13 +62,17 @@ def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
     with locked(path):
         command = {"command": sys.argv if cfg.debug else [Path(sys.argv[0]).name, *sys.argv[1:]]}
         facts = {"models": [m.text for m in models], "task": task.name, **command}
-        run = open_run(path, verb, settings, facts, cfg.overwrite and status_of(path) != "absent" and _differs(path, settings))
+        run = open_run(
+            path, verb, settings, facts, cfg.overwrite and status_of(path) != "absent" and _differs(path, settings)
+        )
         if status_of(path) == "done":
             return Result(path, read_json(path / "metrics.json"), read_json(path / "cost.json"), fresh=False)
         progress = Progress(style_for(cfg.progress), path / "progress.jsonl")
         _machine(cfg, run)
         began = time.perf_counter()
-        metrics = _plain({**_common(verb, cfg, models, task), **method(Session(verb, cfg, models, task, run, progress))})
+        metrics = _plain(
+            {**_common(verb, cfg, models, task), **method(Session(verb, cfg, models, task, run, progress))}
+        )
         cost = _cost(began, progress, path)
         run.finish(metrics, cost)
         return Result(path, metrics, cost)
@@ -76,9 +81,7 @@ def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
 def prepare(cfg: VerbConfig, references: Sequence[str], task: Task | None) -> tuple[tuple[ModelRef, ...], Task]:
     """Resolve names before anything heavy is imported, then read the rows."""
     models = tuple(
-        resolve(
-            r, runs_dir=RUNS, revision=cfg.revision, offline=cfg.offline, trust_remote_code=cfg.trust_remote_code
-        )
+        resolve(r, runs_dir=RUNS, revision=cfg.revision, offline=cfg.offline, trust_remote_code=cfg.trust_remote_code)
         for r in references
     )
     if task is None:
@@ -101,8 +104,12 @@ def settings_of(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, A
 
 def fingerprint(model: ModelRef) -> str:
     """Content hash of a model directory and its patches: the same weights give the same run wherever they lie."""
-    files = [p for p in sorted(model.path.iterdir()) if p.suffix in (".json", ".safetensors", ".bin")] if model.path else []
-    return digest([model.hub_name if not files else "", [(f.name, _cached_digest(f)) for f in [*files, *model.grafts]]], 8)
+    files = (
+        [p for p in sorted(model.path.iterdir()) if p.suffix in (".json", ".safetensors", ".bin")] if model.path else []
+    )
+    return digest(
+        [model.hub_name if not files else "", [(f.name, _cached_digest(f)) for f in [*files, *model.grafts]]], 8
+    )
 
 
 def _cached_digest(path: Path) -> str:
@@ -139,9 +146,13 @@ def _common(verb: str, cfg: Any, models: Sequence[ModelRef], task: Task) -> dict
 def _machine(cfg: Any, run: Run) -> None:
     """Threads as asked for, and the facts of this machine that decide the last bits of a sum."""
     import torch
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # our own stages say what is going on
     torch.set_num_threads(cfg.threads or os.cpu_count() or 1)
-    run.note(threads=torch.get_num_threads(), kernels=torch.backends.cpu.get_cpu_capability(), machine=platform.machine())
+    run.note(
+        threads=torch.get_num_threads(), kernels=torch.backends.cpu.get_cpu_capability(), machine=platform.machine()
+    )
 
 
 def _cost(began: float, progress: Progress, path: Path) -> dict[str, Any]:
@@ -179,12 +190,20 @@ def _per_seed(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
     path = cfg.out or RUNS / run_name(verb, references[0], first.name, settings)
     with locked(path):
         facts = {"models": [m.text for m in models], "task": first.name}
-        run = open_run(path, verb, settings, facts, cfg.overwrite and status_of(path) != "absent" and _differs(path, settings))
+        run = open_run(
+            path, verb, settings, facts, cfg.overwrite and status_of(path) != "absent" and _differs(path, settings)
+        )
         if status_of(path) == "done":
             return Result(path, read_json(path / "metrics.json"), read_json(path / "cost.json"), fresh=False)
         began = time.perf_counter()
         children = [
-            carry_out(verb, cfg.model_copy(update={"seed": s, "seeds": (), "out": path / "seeds" / str(s)}), references, method, task)
+            carry_out(
+                verb,
+                cfg.model_copy(update={"seed": s, "seeds": (), "out": path / "seeds" / str(s)}),
+                references,
+                method,
+                task,
+            )
             for s in cfg.seeds
         ]
         metrics = _plain({**_common(verb, cfg, models, first), **_spread([c.metrics for c in children], cfg.seeds)})
@@ -197,7 +216,9 @@ def _spread(metrics: Sequence[dict[str, Any]], seeds: Sequence[int]) -> dict[str
     """Mean over seeds under each metric's own name; sd and median beside it."""
     from statistics import mean, median, stdev
 
-    numeric = [k for k, v in metrics[0].items() if isinstance(v, int | float) and not isinstance(v, bool) and k != "seed"]
+    numeric = [
+        k for k, v in metrics[0].items() if isinstance(v, int | float) and not isinstance(v, bool) and k != "seed"
+    ]
     values = {k: [float(m[k]) for m in metrics if m.get(k) is not None] for k in numeric}
     same = {k: v for k, v in metrics[0].items() if k not in numeric and all(m.get(k) == v for m in metrics)}
     return {

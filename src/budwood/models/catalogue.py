@@ -28,4 +28,8 @@ def _cached() -> list[str]:
     from huggingface_hub import constants
 
     hub = Path(constants.HF_HUB_CACHE)
-    return [p.name.removeprefix("models--").replace("--", "/") for p in sorted(hub.glob("models--*"))] if hub.is_dir() else []
+    return (
+        [p.name.removeprefix("models--").replace("--", "/") for p in sorted(hub.glob("models--*"))]
+        if hub.is_dir()
+        else []
+    )

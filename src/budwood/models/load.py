@@ -184,7 +184,7 @@ def _from_pretrained(ref: ModelRef, auto_class: str, config: Any) -> tuple[nn.Mo
         except UnpicklingError as error:
             raise ModelError(
                 f"The weights of '{ref.text}' are a pickle that holds more than tensors, and are refused: reading it "
-                "could run any code. Load it where you trust it and write it with `model.save_pretrained(DIR)` (safetensors)."
+                "could run any code. Load it where you trust it and write it with `model.save_pretrained(DIR)`."
             ) from error
         except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
             raise ModelError(

@@ -105,7 +105,12 @@ class Reading:
 
     def encode(self, rows: Sequence[Row]) -> Features:
         """Tokens and targets of rows, from the cache where they were made before."""
-        key = [digest(self.loaded.tokenizer.backend_tokenizer.to_str()), self.mode, self.task.kind, asdict(self.encoding)]
+        key = [
+            digest(self.loaded.tokenizer.backend_tokenizer.to_str()),
+            self.mode,
+            self.task.kind,
+            asdict(self.encoding),
+        ]
         key.append(digest(asdict(self.template)) if self.template else "")
         return cached_features(rows, key, lambda: self._encode(rows))
 
@@ -150,7 +155,9 @@ def reading(loaded: Loaded, task: Task, cfg: ReadConfig, mode: Mode, seed: int, 
         if tokenizer.mask_token_id is None:
             raise ConfigError("--mode mlm needs a tokenizer with a mask token; this one has none. Use --mode clm.")
         masking = Masking(int(tokenizer.mask_token_id), len(tokenizer), seed, cfg.mlm_probability)
-    return Reading(loaded, task, mode, objective, _encoding(loaded, task, cfg, mode), template, masking, device_of(loaded))
+    return Reading(
+        loaded, task, mode, objective, _encoding(loaded, task, cfg, mode), template, masking, device_of(loaded)
+    )
 
 
 def device_of(loaded: Loaded) -> str:
@@ -183,8 +190,8 @@ def _template(task: Task, cfg: ReadConfig, mode: Mode) -> Template:
     slots = "{text} and {mask}" if not causal else "{text}"
     if not wording:
         raise DataError(
-            f"Task '{task.name}' has no {'causal ' if causal else ''}prompt. Give one with --template (with {slots}) and "
-            f"--label-words, or use --mode head."
+            f"Task '{task.name}' has no {'causal ' if causal else ''}prompt. Give one with --template (with {slots}) "
+            f"and --label-words, or use --mode head."
         )
     need = 2 if task.kind == "regression" else len(task.labels)
     if mode != "head" and len(words) != need:

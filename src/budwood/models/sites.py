@@ -163,12 +163,12 @@ def model_inputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Te
 
 def run(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
     """The output of a model or of its backbone; nothing is kept for generating further tokens."""
-    return module(**inputs, use_cache=False) if _caches(type(module)) else module(**inputs)
+    return module(**inputs, use_cache=False) if _caches(type(module).forward) else module(**inputs)
 
 
 @functools.cache
-def _caches(kind: type[nn.Module]) -> bool:
-    return "use_cache" in inspect.signature(kind.forward).parameters
+def _caches(forward: Callable[..., Any]) -> bool:
+    return "use_cache" in inspect.signature(forward).parameters
 
 
 def hidden_states(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:

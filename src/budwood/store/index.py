@@ -58,7 +58,9 @@ def read_listed(path: Path, index: sqlite3.Connection | None = None) -> Listed:
     files = [path / "run.json", path / "metrics.json"]
     stamp = sum(f.stat().st_mtime_ns for f in files if f.exists())
     if index is not None:
-        row = index.execute("SELECT manifest, metrics FROM runs WHERE name = ? AND stamp = ?", (str(path), stamp)).fetchone()
+        row = index.execute(
+            "SELECT manifest, metrics FROM runs WHERE name = ? AND stamp = ?", (str(path), stamp)
+        ).fetchone()
         if row:
             return Listed(path, json.loads(row[0]), json.loads(row[1]))
     try:

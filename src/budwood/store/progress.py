@@ -93,7 +93,13 @@ def _drawing(bar: Bar) -> Iterator[None]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
-    columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    columns = (
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
     with RichProgress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task(bar.name, total=bar.total, completed=bar.done, note="")
         bar.draw = lambda done, note: shown.update(task, completed=done, note=note)

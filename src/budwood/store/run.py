@@ -135,7 +135,15 @@ def open_run(
         )
     write_json(
         manifest,
-        {"format": FORMAT, "verb": verb, "status": "running", "started": now(), "settings": settings, **facts, "versions": versions()},
+        {
+            "format": FORMAT,
+            "verb": verb,
+            "status": "running",
+            "started": now(),
+            "settings": settings,
+            **facts,
+            "versions": versions(),
+        },
     )
     return Run(path, verb, settings)
 

@@ -41,7 +41,9 @@ def reference(model: Any) -> str:
     if hasattr(model, "__fspath__"):
         return str(model)
     if not hasattr(model, "save_pretrained"):
-        raise ModelError(f"A {type(model).__name__} is no model. Give a name, a directory, a Result or a Hugging Face model.")
+        raise ModelError(
+            f"A {type(model).__name__} is no model. Give a name, a directory, a Result or a Hugging Face model."
+        )
     from transformers import AutoTokenizer
 
     from budwood.models.load import model_hash

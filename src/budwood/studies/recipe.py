@@ -65,16 +65,22 @@ def read_recipe(name: str, wishes: Wishes | None = None) -> Script:
     wishes = wishes or Wishes()
     path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
     if not path.is_file():
-        raise ConfigError(f"There is no recipe '{name}'.{nearest(name, known_recipes())} Known: {', '.join(known_recipes())}.")
+        raise ConfigError(
+            f"There is no recipe '{name}'.{nearest(name, known_recipes())} Known: {', '.join(known_recipes())}."
+        )
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as e:
         raise ConfigError(f"{path} is not YAML: {e}") from e
     if not isinstance(content, dict) or not isinstance(content.get("steps"), list):
-        raise ConfigError(f"{path} is no recipe: it needs a list 'steps', each with 'id', 'verb' and the verb's settings.")
+        raise ConfigError(
+            f"{path} is no recipe: it needs a list 'steps', each with 'id', 'verb' and the verb's settings."
+        )
     unknown = set(content) - {"name", "about", "defaults", "small", "steps"}
     if unknown:
-        raise ConfigError(f"Unknown key '{min(unknown)}' in {path}. A recipe has name, about, defaults, small and steps.")
+        raise ConfigError(
+            f"Unknown key '{min(unknown)}' in {path}. A recipe has name, about, defaults, small and steps."
+        )
     steps = _steps(content, path, wishes)
     title = str(content.get("name", path.stem))
     size = "-small" if wishes.small else ""
@@ -110,7 +116,9 @@ def _check(script: Script, path: Path) -> None:
             raise ConfigError(f"{path}: two steps are called '{step.id}'. Give each its own id.")
         for name in (n for m in step.models for n in REFERENCE.findall(m)):
             if name not in seen:
-                raise ConfigError(f"{path}: step '{step.id}' names '{{{name}}}', which is no earlier step.{nearest(name, seen)}")
+                raise ConfigError(
+                    f"{path}: step '{step.id}' names '{{{name}}}', which is no earlier step.{nearest(name, seen)}"
+                )
         _settings(step, script.out, path)
         seen.add(step.id)
 
@@ -121,12 +129,16 @@ def _settings(step: Step, out: Path, path: Path | None = None) -> Any:
     if unknown:
         key = min(unknown)
         where = f"{path}: s" if path else "S"
-        raise ConfigError(f"{where}tep '{step.id}' ({step.verb}) has no setting '{key}'.{nearest(key, settings.model_fields)}")
+        raise ConfigError(
+            f"{where}tep '{step.id}' ({step.verb}) has no setting '{key}'.{nearest(key, settings.model_fields)}"
+        )
     try:
         return settings(**{**step.settings, "out": out / step.id})
     except ValidationError as e:
         problem = e.errors()[0]
-        raise ConfigError(f"Step '{step.id}' ({step.verb}): {'.'.join(map(str, problem['loc']))}: {problem['msg']}.") from e
+        raise ConfigError(
+            f"Step '{step.id}' ({step.verb}): {'.'.join(map(str, problem['loc']))}: {problem['msg']}."
+        ) from e
 
 
 def commands(script: Script) -> list[str]:

@@ -53,7 +53,9 @@ VERBS = {
 def verb_named(name: str) -> Verb:
     """The verb, or an error with the nearest name."""
     if name not in VERBS:
-        raise ConfigError(f"There is no verb '{name}' that makes runs.{nearest(name, VERBS)} Known: {', '.join(VERBS)}.")
+        raise ConfigError(
+            f"There is no verb '{name}' that makes runs.{nearest(name, VERBS)} Known: {', '.join(VERBS)}."
+        )
     return VERBS[name]
 
 

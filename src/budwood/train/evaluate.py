@@ -40,7 +40,11 @@ class Evaluation:
 
 
 def evaluate(
-    reading: Reading, rows: Sequence[Row], cfg: ReadConfig, most: int | None = None, advance: Callable[[int], None] = lambda n: None
+    reading: Reading,
+    rows: Sequence[Row],
+    cfg: ReadConfig,
+    most: int | None = None,
+    advance: Callable[[int], None] = lambda n: None,
 ) -> Evaluation:
     """Score the model on rows as it is, in evaluation mode; the model is left as it was."""
     features = reading.encode(rows)
@@ -48,7 +52,11 @@ def evaluate(
     kind = reading.task.kind
     with evaluating(reading.loaded.model):
         found = SCORERS[kind](reading, rows, features, _batches(feed, most, advance), cfg)
-    noted = {k: v for k, v in features.info.items() if v and k in ("truncated", "words_lost", "answers_lost", "empty", "questions_cut")}
+    noted = {
+        k: v
+        for k, v in features.info.items()
+        if v and k in ("truncated", "words_lost", "answers_lost", "empty", "questions_cut")
+    }
     metrics = {"n": len(rows), **found.metrics, **noted}
     return Evaluation(metrics, found.records, found.files, found.logits_NK)
 
@@ -97,7 +105,9 @@ def softmax(logits_NK: np.ndarray) -> np.ndarray:
     return np.exp(shifted) / np.exp(shifted).sum(1, keepdims=True)
 
 
-def _score_labels(reading: Reading, rows: Sequence[Row], features: Features, batches: Batches, cfg: ReadConfig) -> Evaluation:
+def _score_labels(
+    reading: Reading, rows: Sequence[Row], features: Features, batches: Batches, cfg: ReadConfig
+) -> Evaluation:
     logits_NK, loss_N, margin_N = _readouts(reading, batches, len(rows))
     label_N = features.fixed["label"].astype(np.int64)
     prob_NK = softmax(logits_NK)
@@ -144,11 +154,18 @@ def _score_regression(
         "mse_of_mean": float(label_N.var()),
         "loss": float(loss_N.mean()),
     }
-    records = {"id": [r.id for r in rows], "label": label_N.tolist(), "predicted": guess_N.tolist(), "loss": loss_N.tolist()}
+    records = {
+        "id": [r.id for r in rows],
+        "label": label_N.tolist(),
+        "predicted": guess_N.tolist(),
+        "loss": loss_N.tolist(),
+    }
     return Evaluation(_main(reading.task.metric, values), records, logits_NK=logits_NK)
 
 
-def _score_tokens(reading: Reading, rows: Sequence[Row], features: Features, batches: Batches, cfg: ReadConfig) -> Evaluation:
+def _score_tokens(
+    reading: Reading, rows: Sequence[Row], features: Features, batches: Batches, cfg: ReadConfig
+) -> Evaluation:
     """Accuracy and macro F1 over words; words that lost their piece to truncation count as wrong."""
     right_N, total_N, loss_N = (np.zeros(len(rows)) for _ in range(3))
     confusion_KK = np.zeros((len(reading.task.labels),) * 2, np.int64)
@@ -173,11 +190,18 @@ def _score_tokens(reading: Reading, rows: Sequence[Row], features: Features, bat
         "majority": float(confusion_KK.sum(1).max() / words.sum()),
         "words": int(words.sum()),
     }
-    records = {"id": [r.id for r in rows], "words": words.tolist(), "right": right_N.astype(int).tolist(), "loss": loss_N.tolist()}
+    records = {
+        "id": [r.id for r in rows],
+        "words": words.tolist(),
+        "right": right_N.astype(int).tolist(),
+        "loss": loss_N.tolist(),
+    }
     return Evaluation(_main(reading.task.metric, values), records)
 
 
-def _score_spans(reading: Reading, rows: Sequence[Row], features: Features, batches: Batches, cfg: ReadConfig) -> Evaluation:
+def _score_spans(
+    reading: Reading, rows: Sequence[Row], features: Features, batches: Batches, cfg: ReadConfig
+) -> Evaluation:
     start, end = (np.full(int(features.offsets_N1[-1]), -np.inf, np.float32) for _ in range(2))
     loss_W = np.zeros(len(features), np.float32)
     for batch in batches:
@@ -190,7 +214,11 @@ def _score_spans(reading: Reading, rows: Sequence[Row], features: Features, batc
     found = decode_hf(features, rows, start, end, rule)
     fields = squad_scores(rows, found.answers, found.null_odds, found.best)
     exact_N, f1_N = question_scores(rows, found.answers)
-    values = {**fields, "loss": float(loss_W.mean()), "no_answer_share": 100.0 * sum(not a for a in found.answers.values()) / len(rows)}
+    values = {
+        **fields,
+        "loss": float(loss_W.mean()),
+        "no_answer_share": 100.0 * sum(not a for a in found.answers.values()) / len(rows),
+    }
     records = {
         "id": [r.id for r in rows],
         "predicted": [found.answers[r.id] for r in rows],
@@ -202,7 +230,9 @@ def _score_spans(reading: Reading, rows: Sequence[Row], features: Features, batc
     return Evaluation(_main(reading.task.metric, values), records, found.files())
 
 
-def _score_numbers(reading: Reading, rows: Sequence[Row], features: Features, batches: Batches, cfg: ReadConfig) -> Evaluation:
+def _score_numbers(
+    reading: Reading, rows: Sequence[Row], features: Features, batches: Batches, cfg: ReadConfig
+) -> Evaluation:
     """Numbers written by the model: a fixed count of masks read up to the end piece, or token by token."""
     write = _write_masked if reading.mode == "prompt" else _write_causal
     texts = [""] * len(rows)
@@ -217,7 +247,7 @@ def _score_numbers(reading: Reading, rows: Sequence[Row], features: Features, ba
     gold = [int(r.label) for r in rows]  # type: ignore[arg-type]
     values = {**score_numbers(numbers, gold), "loss": float(loss_N.mean())}
     values.pop("n", None)
-    records = {
+    records: dict[str, list[Any]] = {
         "id": [r.id for r in rows],
         "problem": [r.text for r in rows],
         "label": gold,
@@ -262,7 +292,9 @@ def _until_end(tokenizer: Any, pieces: list[int]) -> str:
     return str(tokenizer.decode(kept)).strip()
 
 
-def _score_text(reading: Reading, rows: Sequence[Row], features: Features, batches: Batches, cfg: ReadConfig) -> Evaluation:
+def _score_text(
+    reading: Reading, rows: Sequence[Row], features: Features, batches: Batches, cfg: ReadConfig
+) -> Evaluation:
     """Mean loss per target token over all text, its perplexity, and how often the best guess is right."""
     sum_F, hits_F, count_F = (np.zeros(len(features)) for _ in range(3))
     for batch in batches:
@@ -285,7 +317,11 @@ def _score_text(reading: Reading, rows: Sequence[Row], features: Features, batch
         "tokens": int(count_F.sum()),
         "loss": loss,
     }
-    records = {"id": [r.id for r in rows], "loss": (sum_N / count_N).tolist(), "tokens": total(count_F).astype(int).tolist()}
+    records = {
+        "id": [r.id for r in rows],
+        "loss": (sum_N / count_N).tolist(),
+        "tokens": total(count_F).astype(int).tolist(),
+    }
     return Evaluation(_main("lm_loss", values), records)
 
 

@@ -31,15 +31,19 @@ from budwood.train.step import Rule, clip, initial_state, rate, update
 class Feed(Protocol):
     """Rows of a training set as batches."""
 
-    lengths_N: np.ndarray
+    @property
+    def lengths_N(self) -> np.ndarray:
+        """Tokens of each row."""
 
-    def __call__(self, index: np.ndarray, epoch: int) -> Batch: ...
+    def __call__(self, index: np.ndarray, epoch: int) -> Batch:
+        """The rows at `index` as a batch."""
 
 
 class Penalty(Protocol):
     """A term beside the loss: adds its gradient to `grads` in place and returns its value."""
 
-    def __call__(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float: ...
+    def __call__(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
+        """Add the gradient, return the value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +90,7 @@ class Keeping:
     """Where a loop keeps its state, and what it does at milestones."""
 
     state: Path | None = None  # resume file
-    every: float = 20.0  # seconds between saves
+    every: float = 20.0  # least seconds between saves
     checkpoint: Callable[[int], None] = lambda step: None  # called every plan.save_steps
     select: Callable[[], float] | None = None  # called every plan.eval_steps: higher is better, best weights are kept
     advance: Callable[[int, str], None] = lambda n, note: None
@@ -118,7 +122,7 @@ def fit(
     history, done, best = _resume(keeping.state, plan, params, state)
     if done:
         keeping.advance(done, "resumed")
-    saved_at = time.monotonic()
+    pause, saved_at = keeping.every, time.monotonic()
     with training(model):
         for turn in _turns(feed.lengths_N, plan, done):
             step = turn.step
@@ -136,9 +140,11 @@ def fit(
             if plan.save_steps and (step + 1) % plan.save_steps == 0:
                 keeping.checkpoint(step + 1)
             keeping.advance(1, f"loss {loss:.3f}")
-            if keeping.state and time.monotonic() - saved_at > keeping.every:
+            if keeping.state and time.monotonic() - saved_at > pause:
+                began = time.monotonic()
                 _save(keeping.state, plan, params, state, history, step + 1, best)
                 saved_at = time.monotonic()
+                pause = max(keeping.every, 30 * (saved_at - began))  # saving costs at most 3 % of the time
     for p in params.values():
         p.grad = None
     if best:
@@ -208,8 +214,8 @@ def _select(
 def _check(loss: float, step: int) -> None:
     if not np.isfinite(loss):
         raise ModelError(
-            f"The training loss became {loss} at update {step + 1}. Lower --learning-rate, keep --max-grad-norm above 0, "
-            "and look for odd rows in the data."
+            f"The training loss became {loss} at update {step + 1}. Lower --learning-rate, keep --max-grad-norm above "
+            "0, and look for odd rows in the data."
         )
 
 

@@ -23,7 +23,9 @@ def device_for(wish: str) -> str:
         try:
             torch.empty(0, device=wish)
         except (RuntimeError, AssertionError) as e:
-            raise ConfigError(f"--device {wish} cannot be used here ({str(e).splitlines()[0]}). Use cpu or auto.") from e
+            raise ConfigError(
+                f"--device {wish} cannot be used here ({str(e).splitlines()[0]}). Use cpu or auto."
+            ) from e
         return wish
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -59,7 +61,7 @@ def make_plan(cfg: TrainConfig, rows: int, width: int, seed: int) -> Plan:
         warmup=cfg.warmup_steps,
         schedule=cfg.lr_scheduler_type,
         max_grad_norm=cfg.max_grad_norm,
-        logging_steps=cfg.logging_steps,
+        logging_steps=cfg.logging_steps or max(1, steps // 60),
         save_steps=cfg.save_steps,
         eval_steps=(cfg.eval_steps or per_epoch) if cfg.checkpoint == "best" else None,
         seed=seed,
@@ -74,7 +76,10 @@ def prepare_model(model: nn.Module, cfg: TrainConfig) -> dict[str, int]:
     if cfg.dropout is not None:
         set_dropout(model, cfg.dropout)
     parameters = named(model).values()
-    return {"parameters": sum(p.numel() for p in parameters), "trained": sum(p.numel() for p in parameters if p.requires_grad)}
+    return {
+        "parameters": sum(p.numel() for p in parameters),
+        "trained": sum(p.numel() for p in parameters if p.requires_grad),
+    }
 
 
 def set_dropout(model: nn.Module, rate: float) -> None:
