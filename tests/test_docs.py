@@ -24,7 +24,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def test_readme_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = [line[2:] for block in blocks(ROOT / "README.md", "console") for line in block.splitlines() if line[:2] == "$ "]
+    lines = [
+        line[2:] for block in blocks(ROOT / "README.md", "console") for line in block.splitlines() if line[:2] == "$ "
+    ]
     assert len(lines) >= 5
     for line in lines:
         with pytest.raises(SystemExit) as end:

@@ -29,7 +29,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
         writer = csv.writer(f)
         writer.writerow(["body", "stars"])
         for _ in range(120):
-            words = [f"w{i}" for i in rng.choice([i for i in range(8, 40)], rng.integers(3, 9))]
+            words = [f"w{i}" for i in rng.choice(np.arange(8, 40), rng.integers(3, 9))]
             label = int(rng.integers(2))
             writer.writerow([" ".join(words + ["w7"] * label), ["bad", "good"][label]])
     return path

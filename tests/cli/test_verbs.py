@@ -16,7 +16,21 @@ import pytest
 
 from tests.cli.conftest import parsed
 
-KEYS = {"verb", "budwood", "task", "models", "seed", "n", "limited", "split", "metric", "score", "accuracy", "ece", "loss"}
+KEYS = {
+    "verb",
+    "budwood",
+    "task",
+    "models",
+    "seed",
+    "n",
+    "limited",
+    "split",
+    "metric",
+    "score",
+    "accuracy",
+    "ece",
+    "loss",
+}
 COSTS = {"seconds", "phase_seconds", "peak_rss_mb", "run"}
 
 
@@ -84,7 +98,11 @@ def test_yaml_settings_and_their_overrides(budwood: Any, settings: list[str]) ->
     Path("bad.yaml").write_text("learnin_rate: 1\n")
     code, _, err = budwood("finetune", "m", "--task", "x", "--config", "bad.yaml")
     assert code == 2 and "'learnin_rate' in bad.yaml" in err and "'learning_rate'" in err
-    for name, content, word in (("no.yaml", None, "no file"), ("l.yaml", "- 1", "holds a list"), ("x.yaml", "a: [", "not YAML")):
+    for name, content, word in (
+        ("no.yaml", None, "no file"),
+        ("l.yaml", "- 1", "holds a list"),
+        ("x.yaml", "a: [", "not YAML"),
+    ):
         if content is not None:
             Path(name).write_text(content)
         code, _, err = budwood("finetune", "m", "--task", "x", "--config", name)
@@ -101,7 +119,8 @@ def test_dry_run_runs_nothing(budwood: Any, settings: list[str]) -> None:
 
 def test_recipe_steps_name_each_other(budwood: Any, settings: list[str], reviews: Path) -> None:
     Path("two.yaml").write_text(
-        f"about: two steps\ndefaults: {{task: '{reviews}', text: body, label: stars, threads: 1, progress: none}}\nsteps:\n"
+        f"about: two steps\ndefaults: {{task: '{reviews}', text: body, label: stars, threads: 1, progress: none}}\n"
+        "steps:\n"
         f"  - {{id: tuned, verb: finetune, model: '{settings[1]}', max_steps: 4, small: {{max_steps: 2}}}}\n"
         "  - {id: scored, verb: evaluate, model: '{tuned}'}\n"
     )
@@ -115,7 +134,10 @@ def test_recipe_steps_name_each_other(budwood: Any, settings: list[str], reviews
     stamp = Path(steps[0]["run"], "metrics.json").stat().st_mtime_ns
     budwood("recipe", "two.yaml", "--small")
     assert Path(steps[0]["run"], "metrics.json").stat().st_mtime_ns == stamp
-    for change, word in (("verb: finetunes", "Did you mean 'finetune'"), ("verb: finetune, lrr: 1", "no setting 'lrr'")):
+    for change, word in (
+        ("verb: finetunes", "Did you mean 'finetune'"),
+        ("verb: finetune, lrr: 1", "no setting 'lrr'"),
+    ):
         Path("bad.yaml").write_text(f"steps: [{{id: a, {change}, model: m, task: t}}]")
         code, _, err = budwood("recipe", "bad.yaml")
         assert code == 2 and word in err
@@ -190,17 +212,27 @@ def test_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path, setti
     """kill -9 now and then, the same command again: weights and metrics as if nothing had happened."""
     command = [sys.executable, "-m", "budwood", *settings, "--max-steps", "60", "--save-steps", "20"]
     environment = {**os.environ, "BUDWOOD_SAVE_SECONDS": "0.01", "OMP_NUM_THREADS": "1"}
-    whole = subprocess.run([*command, "--out", "whole"], cwd=tmp_path, capture_output=True, env=environment, check=False)
+    whole = subprocess.run(
+        [*command, "--out", "whole"], cwd=tmp_path, capture_output=True, env=environment, check=False
+    )
     assert whole.returncode == 0, whole.stderr
     seconds = json.loads((tmp_path / "whole" / "cost.json").read_text())["seconds"]
     kills = 0
     for attempt in range(12):
-        process = subprocess.Popen([*command, "--out", "cut"], cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
+        process = subprocess.Popen(
+            [*command, "--out", "cut"],
+            cwd=tmp_path,
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+        )
         if attempt < 4:
             log = tmp_path / "cut" / "progress.jsonl"
             size = log.stat().st_size if log.exists() else 0
             limit = time.monotonic() + 60
-            while process.poll() is None and (not log.exists() or log.stat().st_size <= size) and time.monotonic() < limit:
+            while (
+                process.poll() is None and (not log.exists() or log.stat().st_size <= size) and time.monotonic() < limit
+            ):
                 time.sleep(0.005)
             time.sleep(seconds * (attempt + 0.5) / 8)
             process.send_signal(signal.SIGKILL)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from budwood.capture.uses import evaluating
+from budwood.models.mode import in_mode
 from budwood.models.sites import model_inputs, run, sites
 
 
@@ -48,6 +48,6 @@ def activations(model: nn.Module) -> Iterator[list[Tensor]]:
 
 def collect(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """n_layers + 1 float32 tensors [B, T, D] of a batch, in evaluation mode and without gradients."""
-    with evaluating(model), torch.no_grad(), activations(model) as states:
+    with in_mode(model, training=False), torch.no_grad(), activations(model) as states:
         run(sites(model).backbone, model_inputs(model, inputs))
     return [s.float() for s in states]

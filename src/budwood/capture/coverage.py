@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from budwood.capture.uses import LinearIO, evaluating, layout_of, recording
+from budwood.capture.uses import LinearIO, layout_of, recording
 from budwood.data.batch import Batch
+from budwood.models.mode import in_mode
 from budwood.models.objective import Objective, Targets
 from budwood.params.apply import requiring_grad
 from budwood.params.tree import named
@@ -81,7 +82,7 @@ def _inspect(model: nn.Module, objective: Objective, batch: Batch, names: Sequen
     """(names with applications that no recorded use explains, names applied at all) for one small batch."""
     targets = objective.targets(batch)
     parameters = named(model)
-    with evaluating(model), requiring_grad(model, names), torch.enable_grad():
+    with in_mode(model, training=False), requiring_grad(model, names), torch.enable_grad():
         with recording(model, names, layout_of(batch, targets)) as io:
             value = objective.loss(objective.logits(model, batch), targets).sum()
         nodes, applications = _walk(value)

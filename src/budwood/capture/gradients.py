@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from budwood.capture.coverage import Coverage, cover, take, take_targets
-from budwood.capture.uses import Layout, LinearIO, Use, evaluating, layout_of, linear_io
+from budwood.capture.uses import Layout, LinearIO, Use, layout_of, linear_io
 from budwood.data.batch import Batch
+from budwood.models.mode import in_mode
 from budwood.models.objective import Objective, Targets
 from budwood.params.apply import requiring_grad
 from budwood.params.tree import named
@@ -26,7 +27,6 @@ __all__ = [
     "Question",
     "Use",
     "cover",
-    "evaluating",
     "layout_of",
     "linear_io",
     "per_example_grads",
@@ -67,7 +67,7 @@ def per_example_grads(
     parameters = named(model)
     count = len(batch)
     out = {n: parameters[n].new_zeros(count, *parameters[n].shape).detach() for n in coverage.names}
-    with evaluating(model):
+    with in_mode(model, training=False):
         with linear_io(model, coverage.hooked, layout_of(batch, targets)) as io:
             logits_MC = objective.logits(model, batch)
             io.backward((question.value or objective.loss)(logits_MC, targets).sum())
@@ -97,7 +97,7 @@ def per_example_square_sum(
     true = objective.targets(batch)
     parameters = named(model)
     out = {n: torch.zeros_like(parameters[n]).detach() for n in coverage.names}
-    with evaluating(model):
+    with in_mode(model, training=False):
         with linear_io(model, coverage.hooked, layout_of(batch, true)) as io:
             logits_MC = objective.logits(model, batch)
             for i, question in enumerate(questions):

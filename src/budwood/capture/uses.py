@@ -259,15 +259,3 @@ def linear_io(model: nn.Module, names: Sequence[str] | None, layout: Layout) -> 
         finally:
             for n, p in parameters.items():
                 p.requires_grad_(old[n])
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; every module's own mode comes back at the end."""
-    old = [(m, m.training) for m in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in old:
-            module.training = mode

@@ -15,13 +15,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from budwood.config.finetune import Mode
 from budwood.data.batch import seed_of
 from budwood.errors import ModelError
 from budwood.models.pooled import Pool, Pooled, read_pooled, write_pooled
 from budwood.models.reference import ModelRef, tokenizer_places
 from budwood.params.tree import HEAD, canonical, named, prefixes
-
-Mode = Literal["head", "prompt", "causal", "span", "mlm", "clm"]
 
 LM_MODES = ("prompt", "mlm", "causal", "clm")
 AUTO_CLASSES = {

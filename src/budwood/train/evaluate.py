@@ -22,6 +22,7 @@ from budwood.data.span_decode import SpanRule, decode_hf, fill
 from budwood.data.squad import question_scores, squad_scores
 from budwood.data.task import Row, Task
 from budwood.linalg import metrics as measure
+from budwood.models.mode import in_mode
 from budwood.models.reading import Reading, RowFeed
 from budwood.models.sites import lm_logits
 
@@ -64,14 +65,8 @@ def evaluate(
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; every module's mode comes back."""
-    modes = [(m, m.training) for m in model.modules()]
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with in_mode(model, training=False), torch.inference_mode():
+        yield
 
 
 Batches = Iterator[Batch]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from budwood.data.batch import Batch, seed_of, training_batches
 from budwood.errors import ModelError
+from budwood.models.mode import in_mode
 from budwood.models.objective import Objective
 from budwood.store.files import writing
 from budwood.train.step import Rule, clip, initial_state, rate, update
@@ -222,14 +223,8 @@ def _check(loss: float, step: int) -> None:
 @contextlib.contextmanager
 def training(model: nn.Module) -> Iterator[None]:
     """Training mode inside; the mode and torch's random state come back at the end."""
-    modes = [(m, m.training) for m in model.modules()]
-    with torch.random.fork_rng(devices=[]):
-        model.train()
-        try:
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
+    with torch.random.fork_rng(devices=[]), in_mode(model, training=True):
+        yield
 
 
 def _save(
