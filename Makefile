@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and alone: its pinned CPU build, never a build with CUDA
+# torch first and alone, so that nothing else chooses its version
 $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) torch==2.13.0
 	$(PIP) -e .

@@ -22,9 +22,10 @@ __all__ = ["evaluate", "finetune", "task"]
 def task(name: str, **settings: Any) -> Task:
     """A task by any reference the command line takes; settings as in `budwood finetune --help`, group Data."""
     from budwood.config.data import DataConfig
+    from budwood.config.options import build_settings
     from budwood.data.source import load_task
 
-    return load_task(DataConfig(task=name, **settings))
+    return load_task(build_settings(DataConfig, {**settings, "task": name}, "task()"))
 
 
 def finetune(model: Any, task: str | Task, **settings: Any) -> Result:

@@ -77,7 +77,7 @@ def test_degenerate_input_gives_numbers_without_warnings() -> None:
         assert ours.mcc(one, many) == ours.mcc(many, one) == ours.mcc(one, one) == 0
         assert ours.pearson(one, many) == ours.spearman(many, one) == ours.pearson(many[:1], one[:1]) == 0
         assert ours.f1(np.zeros(5, dtype=int), np.zeros(5, dtype=int)) == 0
-        assert ours.f1(one, one, classes=3) == pytest.approx(1 / 3)
+        assert ours.f1(one, one, classes=3) == 1
         assert np.isfinite(ours.nll(np.array([[1.0, 0.0]]), np.array([1])))
         for metric in (ours.accuracy, ours.f1, ours.mcc, ours.pearson, ours.spearman):
             assert metric(none, none) == 0
@@ -102,3 +102,20 @@ def test_bootstrap_interval_is_seeded_and_covers_the_score() -> None:
     score = ours.accuracy(given_N, gold_N)
     wilson = ours.accuracy_interval(int(score * 300), 300)
     assert low < score < high and (low, high) == pytest.approx(wilson, abs=0.015)
+
+
+def test_macro_f1_is_scikit_learns_also_where_a_class_is_absent() -> None:
+    from sklearn.metrics import f1_score
+
+    rng = np.random.default_rng(3)
+    gold, given = rng.integers(0, 2, 60), rng.integers(0, 3, 60)
+    for classes in (3, 4, 6):
+        assert ours.f1(given, gold, classes) == pytest.approx(f1_score(gold, given, average="macro"))
+
+
+def test_entities_by_hand() -> None:
+    gold = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG"]]
+    given = [["B-PER", "I-PER", "O", "B-ORG"], ["B-ORG", "I-ORG"]]
+    assert ours.entity_f1(given, gold) == pytest.approx(2 * 1 / (3 + 3))
+    assert ours.entity_f1(gold, gold) == 1 and ours.entity_f1([["O"]], [["O"]]) == 0
+    assert ours.entities(["B-X", "B-X", "I-Y"]) == {(0, 1, "X"), (1, 2, "X"), (2, 3, "Y")}

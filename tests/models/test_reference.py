@@ -47,7 +47,7 @@ def test_runs_by_directory_id_and_prefix(tiny, tmp_path):
         assert (ref.kind, ref.run, ref.path) == ("run", run, run / "model")
     with pytest.raises(ModelError, match="fits 2 runs"):
         resolve("run:finetune", runs_dir=tmp_path / "runs")
-    with pytest.raises(ModelError, match="no run 'finetune-bert-a3'.*Did you mean 'finetune-bert-a1'"):
+    with pytest.raises(ModelError, match="No run 'run:finetune-bert-a3'.*Did you mean 'finetune-bert-a1'"):
         resolve("run:finetune-bert-a3", runs_dir=tmp_path / "runs")
     make_run(tmp_path / "runs", "probe-x")
     with pytest.raises(ModelError, match="holds no model/ directory"):
@@ -115,6 +115,7 @@ def test_hub_names_offline_and_unreachable(monkeypatch, tmp_path):
     with pytest.raises(ModelError, match="Did you mean 'tiny-bert'"):
         resolve("tiny-brt", offline=True)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
 
     def silent(address, timeout):
         time.sleep(timeout + 1)
@@ -125,6 +126,28 @@ def test_hub_names_offline_and_unreachable(monkeypatch, tmp_path):
     with pytest.raises(ModelError, match="does not answer within 1.5 s"):
         resolve("bert-base-uncased", runs_dir=tmp_path)
     assert time.monotonic() - start < 2
+
+
+def test_a_hub_model_is_fetched_whole_before_it_is_named(monkeypatch, tiny):
+    """The content names a run, so the first run must see the same files as the second."""
+    import huggingface_hub
+
+    monkeypatch.setattr(reference, "_cached", lambda name, revision: None)
+    monkeypatch.setattr(reference, "offline_mode", lambda offline: False)
+    monkeypatch.setattr(reference, "reachable", lambda: True)
+    asked = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **k: asked.append((name, k["revision"])) or str(tiny)
+    )
+    ref = resolve("org/name", revision="v1")
+    assert (ref.kind, ref.path, asked) == ("hub", tiny, [("org/name", "v1")])
+
+    def refuses(name, **settings):
+        raise OSError("404 no such repository\nmore")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuses)
+    with pytest.raises(ModelError, match="The hub does not give 'org/name' \\(404 no such repository\\)"):
+        resolve("org/name")
 
 
 def test_hub_names_in_the_cache(monkeypatch, tiny):

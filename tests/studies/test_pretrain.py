@@ -108,7 +108,7 @@ def test_rare_single_tokens_are_masked_less() -> None:
     common_V = np.zeros(50, bool)
     common_V[10] = True
     ids_BT = np.tile(np.array([2, 10, 20, 21, 21, 3]), (4000, 1))
-    masker = pretrain.Masker(4, common_V, 0.4)
+    masker = pretrain.Masker(4, common_V, 0.4, stop_id=-1)
     given, target = masker(ids_BT, np.ones_like(ids_BT, bool), seed=1)
     share = (target != IGNORE).mean(0)
     np.testing.assert_allclose(share, [0, 0.4, 0.1, 0.4, 0.4, 0], atol=0.04)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from budwood.config.base import Config
-from budwood.config.options import field_names, is_list, is_switch, option_names
+from budwood.config.options import field_names, is_list, is_switch, option_names, problems
 from budwood.errors import ConfigError, nearest
 
 
@@ -42,8 +42,9 @@ def expand(words: Sequence[str], settings: type[Config]) -> list[str]:
             out.append(word)
             continue
         out += _spell(option, value if equals else next(rest, None), field)
+    positional = bool(out) and not out[0].startswith("-")
     for file in files:
-        out += _from_yaml(Path(file), settings, given)
+        out += _from_yaml(Path(file), settings, given, positional)
     return out
 
 
@@ -56,12 +57,12 @@ def _spell(option: str, value: str | None, field: FieldInfo) -> list[str]:
     return [f"{option}={value}"] if value.startswith("-") else [option, value]
 
 
-def _from_yaml(file: Path, settings: type[Config], given: set[str]) -> Iterator[str]:
+def _from_yaml(file: Path, settings: type[Config], given: set[str], positional: bool) -> Iterator[str]:
     names = field_names(settings)
     for key, value in read_yaml(file).items():
         plain = str(key).replace("-", "_")
         if plain in ("model", "models"):
-            if "model" not in given:
+            if not positional:
                 yield from [value] if isinstance(value, str) else value
             continue
         if plain not in names:
@@ -103,11 +104,4 @@ def explain(e: Exception, verb: str) -> str:
     help_page = f"`budwood {verb} --help` shows what can be given."
     if inner is None:
         return f"{' '.join(str(e).split())} {help_page}"
-    parts = []
-    for problem in inner.errors():
-        option = "--" + str(problem["loc"][0] if problem["loc"] else "?").replace("_", "-")
-        given, message = problem.get("input"), str(problem["msg"])
-        known = [w.strip("' ") for w in str(problem.get("ctx", {}).get("expected", "")).replace(" or ", ",").split(",")]
-        near = nearest(str(given), known) if problem["type"] == "literal_error" else ""
-        parts.append(f"{option} was given {given!r}: {message[0].lower()}{message[1:]}.{near}")
-    return f"{' '.join(parts)} {help_page}"
+    return f"{problems(inner)} {help_page}"

@@ -31,11 +31,12 @@ def register(app: App) -> None:
         """
         from budwood.data.catalogue import describe, known_tasks
 
+        folders = tuple(Path(p) for entry in data_dir for p in str(entry).split(","))
         if name is not None:
-            shown = describe(name, data_dir)
+            shown = describe(name, folders)
             print(json.dumps(shown) if json_output else "\n".join(f"{k}: {v}" for k, v in shown.items()))
             return 0
-        rows = known_tasks(data_dir)
+        rows = known_tasks(folders)
         print(json.dumps(rows) if json_output else grid(rows, ["task", "kind", "labels", "metric", "where"]))
         return 0
 

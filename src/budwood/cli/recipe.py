@@ -22,6 +22,7 @@ def register(app: App) -> None:
         data_dir: Path | None = None,
         model: str | None = None,
         out: Path | None = None,
+        overwrite: Annotated[bool, Parameter(negative="")] = False,
         dry_run: Annotated[bool, Parameter(negative="")] = False,
         json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
     ) -> int:
@@ -39,6 +40,8 @@ def register(app: App) -> None:
             Replaces the recipe's model.
         out
             Where the runs go; default runs/recipe-NAME.
+        overwrite
+            Replace runs of steps whose settings have changed.
         dry_run
             Print the commands only.
         json_output
@@ -46,7 +49,7 @@ def register(app: App) -> None:
         """
         from budwood.studies.recipe import Wishes, commands, read_recipe, run_recipe
 
-        wishes = Wishes(small=small, data_dir=data_dir, model=model, out=out)
+        wishes = Wishes(small=small, data_dir=data_dir, model=model, out=out, overwrite=overwrite)
         script = read_recipe(name, wishes)
         if dry_run:
             lines = commands(script)

@@ -84,6 +84,10 @@ def grouped(found: list[Listed]) -> list[dict[str, Any]]:
     groups: dict[str, list[Listed]] = defaultdict(list)
     for run in found:
         settings = {k: v for k, v in run.manifest.get("settings", {}).items() if "seed" not in k and k != "rows"}
+        given = run.manifest.get(
+            "given", {}
+        )  # rows follow the seed where they are sampled; where they came from does not
+        settings |= {k: given.get(k) for k in ("train_file", "validation_file", "test_file", "data_dir")}
         if (
             run.status == "done"
             and isinstance(run.metrics.get("score"), int | float)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from budwood.config.base import Config
 from budwood.config.data import DataConfig
@@ -64,3 +64,9 @@ class EvaluateConfig(ReadConfig, DataConfig, RunConfig):
     eval_batch_size: Annotated[
         int | None, Parameter(name=("--per-device-eval-batch-size", "--eval-batch-size"), group=READING)
     ] = Field(None, ge=1, description="Most rows per batch; default: by length.")
+
+    @model_validator(mode="after")
+    def _in_use(self) -> EvaluateConfig:
+        if self.limit is not None:
+            raise ValueError("--limit samples training rows, and nothing is trained here; use --limit-eval")
+        return self

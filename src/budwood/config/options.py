@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import types
 import typing
+from typing import Any
 
 from cyclopts import Parameter
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from budwood.config.base import Config
+from budwood.errors import ConfigError, nearest
+
+SHELL_ONLY = frozenset(
+    {"config", "dry_run", "print_config", "json_output", "debug"}
+)  # mean nothing in Python or a recipe
 
 
 def option_names(name: str, field: FieldInfo) -> list[str]:
@@ -45,3 +52,52 @@ def is_list(field: FieldInfo) -> bool:
 def is_switch(field: FieldInfo) -> bool:
     """Whether a field is on or off and takes no value."""
     return field.annotation is bool
+
+
+def problems(error: ValidationError, prefix: str = "--") -> str:
+    """What is wrong with settings, a sentence each, in the reader's own words."""
+    parts = []
+    for problem in error.errors():
+        message = str(problem["msg"]).removeprefix("Value error, ")
+        if not problem["loc"]:
+            parts.append(f"{message}.")
+            continue
+        name = str(problem["loc"][0])
+        option = prefix + (name.replace("_", "-") if prefix else name)
+        if problem["type"] == "missing":
+            parts.append(f"{option} is missing.")
+            continue
+        given = problem.get("input")
+        known = [w.strip("' ") for w in str(problem.get("ctx", {}).get("expected", "")).replace(" or ", ",").split(",")]
+        near = nearest(str(given), known) if problem["type"] == "literal_error" else ""
+        parts.append(f"{option} was given {given!r}: {message[0].lower()}{message[1:]}.{near}")
+    return " ".join(parts)
+
+
+def build_settings(settings: type[Config], given: dict[str, Any], who: str) -> Any:
+    """Settings from keywords in any spelling; what is unknown, out of range or only for a shell is told by name."""
+    names = field_names(settings)
+    full = {}
+    for key, value in given.items():
+        name = names.get(str(key).replace("-", "_"))
+        if name is None:
+            raise ConfigError(f"{who} has no setting '{key}'.{nearest(str(key), names)}")
+        if name in SHELL_ONLY:
+            raise ConfigError(f"{who}: '{key}' is for the command line only. Leave it away.")
+        full[name] = value
+    try:
+        return settings(**full)
+    except ValidationError as e:
+        raise ConfigError(f"{who}: {problems(e, '')}") from e
+
+
+def as_flag(name: str, value: Any) -> list[str]:
+    """A setting as the words of a command line.
+
+    >>> as_flag("num_train_epochs", 2), as_flag("freeze", ["head", "embeddings"]), as_flag("overwrite", True)
+    (['--num-train-epochs', '2'], ['--freeze', 'head,embeddings'], ['--overwrite'])
+    """
+    option = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [option] if value else []
+    return [option, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]

@@ -24,7 +24,7 @@ class RunConfig(Config):
     config: Annotated[Path | None, Parameter(group=RUNNING)] = Field(
         None, description="YAML file with settings; flags win over it."
     )
-    seed: Annotated[int, Parameter(group=RUNNING)] = Field(0, ge=0, description="Seed of everything random.")
+    seed: Annotated[int, Parameter(group=RUNNING)] = Field(0, ge=0, lt=2**32, description="Seed of everything random.")
     model_seed: Annotated[int | None, Parameter(group=RUNNING)] = Field(
         None, ge=0, description="Seed of new weights; default: --seed."
     )
@@ -47,8 +47,6 @@ class RunConfig(Config):
     progress: Annotated[Literal["rich", "plain", "json", "none"] | None, Parameter(group=RUNNING)] = Field(
         None, description="How progress is shown; default: bars on a terminal, lines elsewhere."
     )
-    engine: Annotated[Literal["local"], Parameter(group=RUNNING)] = Field("local", description="Where jobs run.")
-    workers: Annotated[int, Parameter(group=RUNNING)] = Field(1, ge=1, description="Worker processes.")
     overwrite: Annotated[Switch, Parameter(group=RUNNING)] = Field(
         False, description="Replace what --out holds if its settings differ."
     )
@@ -86,6 +84,13 @@ NEUTRAL = frozenset(
             "test_file",
             "trust_remote_code",
         ),
-        *("eval_batch_size",),
+        *("eval_batch_size", "engine", "workers"),
     }
 )
+
+
+class JobsConfig(Config):
+    """For verbs whose work is a list of jobs."""
+
+    engine: Annotated[Literal["local"], Parameter(group=RUNNING)] = Field("local", description="Where jobs run.")
+    workers: Annotated[int, Parameter(group=RUNNING)] = Field(1, ge=1, description="Worker processes.")

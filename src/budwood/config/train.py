@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from budwood.config.base import Config
 
@@ -84,3 +84,19 @@ class TrainConfig(Config):
     reduce: Annotated[Literal["mean", "sum"], Parameter(group=TRAINING)] = Field(
         "mean", description="Loss of a row with several targets."
     )
+
+    @model_validator(mode="after")
+    def _in_use(self) -> TrainConfig:
+        """Refuse a setting that would have no effect."""
+        given = self.model_fields_set
+        if self.optimizer == "adamw" and self.momentum:
+            raise ValueError("--momentum belongs to --optimizer sgd; AdamW has --adam-beta1")
+        if self.optimizer == "sgd" and {"adam_beta1", "adam_beta2", "adam_epsilon"} & given and self._changed_adam():
+            raise ValueError("--adam-* belong to --optimizer adamw; SGD has --momentum")
+        if self.eval_steps is not None and self.checkpoint != "best":
+            raise ValueError("--eval-steps has no effect without --checkpoint best")
+        return self
+
+    def _changed_adam(self) -> bool:
+        fields = type(self).model_fields
+        return any(getattr(self, n) != fields[n].default for n in ("adam_beta1", "adam_beta2", "adam_epsilon"))

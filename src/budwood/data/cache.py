@@ -13,6 +13,7 @@ import numpy as np
 
 from budwood.data.batch import Features
 from budwood.data.task import Row
+from budwood.errors import BudwoodError
 from budwood.store.files import cache_dir, canonical, writing
 
 FORMAT = 1
@@ -30,10 +31,13 @@ def cached_features(rows: Sequence[Row], key: Sequence[Any], encode: Callable[[]
     """Features from the cache, or made by `encode` and put there; `key` names all else that decides them."""
     name = hashlib.blake2b(canonical([FORMAT, rows_digest(rows), *key]).encode(), digest_size=16).hexdigest()
     path = cache_dir() / "tokens" / name[:2] / f"{name}.safetensors"
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    from safetensors import SafetensorError
+
+    broken = (OSError, ValueError, KeyError, BudwoodError, SafetensorError)  # a cache that fails only costs time
+    with contextlib.suppress(*broken):
         return read_features(path)
     made = encode()
-    with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
+    with contextlib.suppress(*broken):
         write_features(path, made)
     return made
 

@@ -45,8 +45,11 @@ class Place:
 
 def load_task(cfg: DataConfig) -> Task:
     """The task that the settings name, with its splits, K-shot sample and limits applied."""
-    place = locate(cfg)
-    task = _read(place, cfg)
+    return sampled(_read(locate(cfg), cfg), cfg)
+
+
+def sampled(task: Task, cfg: DataConfig) -> Task:
+    """A task with the K-shot sample and the limits of the settings applied."""
     if cfg.shots is not None:
         task = few_shot(task, cfg.shots, cfg.data_seed or 0)
     return limit(task, cfg.limit, cfg.limit_eval, cfg.data_seed or 0)

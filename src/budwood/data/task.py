@@ -85,9 +85,11 @@ class Task:
 
     @cached_property
     def digest(self) -> str:
-        """Content hash over name, kind, labels and every row of every split."""
+        """Content hash over name, kind, labels, metric, wording and every row of every split."""
         h = hashlib.blake2b(digest_size=16)
-        h.update(repr((self.name, self.kind, self.labels, self.version, self.template)).encode())
+        h.update(
+            repr((self.name, self.kind, self.labels, self.metric, self.bounds, self.version, self.template)).encode()
+        )
         for split, rows in sorted(self.splits.items()):
             h.update(f"\x00{split}\x00{len(rows)}".encode())
             for r in rows:

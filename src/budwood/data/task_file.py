@@ -12,6 +12,15 @@ from budwood.config.data import ColumnsConfig, TaskFileConfig, TemplateConfig
 from budwood.data.readers.lines import check_file, not_utf8
 from budwood.errors import DataError, nearest
 
+# what an evaluation of each kind of task yields
+MEASURES: dict[str, tuple[str, ...]] = {
+    "label": ("accuracy", "f1", "mcc", "ece", "loss"),
+    "regression": ("pearson", "spearman", "mse", "loss"),
+    "tokens": ("accuracy", "f1", "macro_f1", "loss"),
+    "span": ("f1", "exact", "HasAns_f1", "NoAns_f1", "best_f1", "best_exact"),
+    "number": ("rmsle", "exact", "rmse", "parse_rate"),
+    "text": ("lm_loss", "perplexity", "token_accuracy"),
+}
 KEYS: dict[str, type[Config]] = {"columns": ColumnsConfig, "template": TemplateConfig}
 
 
@@ -34,6 +43,13 @@ def read_task_file(path: Path) -> TaskFileConfig:
         sheet = TaskFileConfig.model_validate(data)
     except ValidationError as error:
         raise DataError(_told(path, error)) from None
+    if sheet.metric is not None:
+        known = {m for kind in ([sheet.kind] if sheet.kind else MEASURES) for m in MEASURES[kind]}
+        if sheet.metric not in known:
+            raise DataError(
+                f"'{path}' asks for the metric '{sheet.metric}', which {sheet.kind or 'no'} tasks have. Known: "
+                f"{', '.join(sorted(known))}.{nearest(sheet.metric, known)}"
+            )
     strange = [label for label in sheet.labels if isinstance(label, bool)]
     if strange:
         raise DataError(

@@ -5,7 +5,7 @@ Shapes: N examples, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -29,7 +29,7 @@ def confusion(predicted_N: np.ndarray, gold_N: np.ndarray, classes: int) -> np.n
 
 
 def f1(predicted_N: np.ndarray, gold_N: np.ndarray, classes: int = 2) -> float:
-    """F1 of class 1 for two classes, else the mean over classes; a class neither given nor predicted scores 0.
+    """F1 of class 1 for two classes, else the mean over the classes that are given or predicted.
 
     >>> f1(np.array([1, 1, 0]), np.array([1, 0, 0]))
     0.6666666666666666
@@ -38,7 +38,7 @@ def f1(predicted_N: np.ndarray, gold_N: np.ndarray, classes: int = 2) -> float:
     hits_K = np.diag(count_KK).astype(np.float64)
     both_K = count_KK.sum(axis=0) + count_KK.sum(axis=1)
     f1_K = np.divide(2 * hits_K, both_K, out=np.zeros(classes), where=both_K > 0)
-    return float(f1_K[1] if classes == 2 else f1_K.mean())
+    return float(f1_K[1] if classes == 2 else f1_K[both_K > 0].mean() if both_K.any() else 0.0)
 
 
 def mcc(predicted_N: np.ndarray, gold_N: np.ndarray) -> float:
@@ -134,3 +134,33 @@ def bootstrap_interval(
     drawn = [rng.integers(0, len(gold_N), size=len(gold_N)) for _ in range(draws)]
     low, high = np.quantile([metric(predicted_N[i], gold_N[i]) for i in drawn], [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
+    """(first, behind last, type) of every entity in a sentence of B-/I-/O tags; an I- after another type begins one.
+
+    >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC"]))
+    [(0, 2, 'PER'), (3, 4, 'LOC')]
+    """
+    found: set[tuple[int, int, str]] = set()
+    start, kind = 0, ""
+    for i, tag in enumerate([*tags, "O"]):
+        mark, _, name = tag.partition("-")
+        if kind and not (mark == "I" and name == kind):
+            found.add((start, i, kind))
+            kind = ""
+        if mark in ("B", "I") and name and not kind:
+            start, kind = i, name
+    return found
+
+
+def entity_f1(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> float:
+    """F1 over whole entities, exact in extent and type, all sentences together.
+
+    >>> entity_f1([["B-PER", "O"], ["O"]], [["B-PER", "I-PER"], ["O"]])
+    0.0
+    """
+    pairs = [(entities(p), entities(g)) for p, g in zip(predicted, gold, strict=True)]
+    hits = sum(len(p & g) for p, g in pairs)
+    total = sum(len(p) + len(g) for p, g in pairs)
+    return 2 * hits / total if total else 0.0

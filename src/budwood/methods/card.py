@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
+from budwood.config.options import as_flag
 from budwood.methods.session import Session
 
 
@@ -69,10 +71,5 @@ def command(session: Session) -> str:
             continue
         if name in ("model_seed", "data_seed") and value == session.cfg.seed:
             continue
-        option = "--" + name.replace("_", "-")
-        words += (
-            [option]
-            if value is True
-            else [option, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
-        )
-    return " ".join(f"'{w}'" if " " in w else w for w in words)
+        words += as_flag(name, value)
+    return shlex.join(words)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from budwood.config.finetune import EvaluateConfig
+from budwood.data.task import Task
 from budwood.errors import ModelError
 from budwood.figures.reliability import reliability
 from budwood.figures.save import drawing, save
 from budwood.methods.session import Session
 from budwood.models.load import load
-from budwood.models.reading import head_spec, mode_for, reading
-from budwood.store.files import write_text, writing
+from budwood.models.reading import as_tuned, head_spec, mode_for, reading
+from budwood.models.reference import ModelRef
+from budwood.store.files import read_json, write_text, writing
 from budwood.train.evaluate import Evaluation
 from budwood.train.evaluate import evaluate as score
 from budwood.train.plan import device_for
@@ -19,17 +22,20 @@ from budwood.train.plan import device_for
 
 def evaluate(session: Session) -> dict[str, Any]:
     """Score a model on a split; a head that would be random is refused."""
-    cfg: EvaluateConfig = session.cfg
-    task = session.task
+    ref = session.models[0]
+    cfg: EvaluateConfig = as_tuned(session.cfg, ref)
+    task = with_labels_of(session.task, ref)
     split = cfg.eval_split or task.reported
     rows = task.rows(split)
+    for note, text in task.notes.items():
+        session.progress.say(f"  {note}: {text}")
     with session.progress.stage("load"):
-        ref = session.models[0]
         mode = mode_for(cfg, task, ref)
         loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
         if any(name.startswith("head.") for name in loaded.fresh):
             raise ModelError(
-                f"'{ref.text}' has no trained head for task '{task.name}' ({', '.join(task.labels) or task.kind}): its "
+                f"'{ref.text}' has no trained head for task '{task.name}': the task's labels are "
+                f"{', '.join(task.labels) or task.kind}, the model's {', '.join(model_labels(ref)) or 'unknown'}. Its "
                 "answers would be random. Fine-tune it first, or use --mode prompt (masked) or --mode causal."
             )
         read = reading(loaded, task, cfg, mode, cfg.seed)
@@ -39,6 +45,30 @@ def evaluate(session: Session) -> dict[str, Any]:
         found = score(read, rows, cfg, cfg.eval_batch_size, bar.advance)
     keep_records(session, found)
     return {"split": split, "mode": mode, **found.metrics}
+
+
+def model_labels(ref: ModelRef) -> tuple[str, ...]:
+    """The labels that a checkpoint names in its configuration, in order."""
+    if ref.path is None:
+        return ()
+    pool = ref.path / "pool.json"
+    if pool.is_file():
+        return tuple(read_json(pool)["labels"])
+    named = read_json(ref.path / "config.json").get("id2label", {}) if (ref.path / "config.json").is_file() else {}
+    return tuple(str(named[k]) for k in sorted(named, key=int))
+
+
+def with_labels_of(task: Task, ref: ModelRef) -> Task:
+    """The task with the model's labels where its own are some of them: a file may lack a class that the model knows."""
+    known = model_labels(ref)
+    if task.kind != "label" or not set(task.labels) < set(known):
+        return task
+    place = [known.index(name) for name in task.labels]
+    rows = {
+        split: tuple(replace(r, label=place[r.label]) if isinstance(r.label, int) else r for r in rows)
+        for split, rows in task.splits.items()
+    }
+    return replace(task, splits=rows, labels=known)
 
 
 def keep_records(session: Session, found: Evaluation) -> None:

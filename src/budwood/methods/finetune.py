@@ -13,6 +13,7 @@ from torch import Tensor
 from budwood.config.finetune import FinetuneConfig
 from budwood.data.batch import seed_of
 from budwood.data.task import Row, Task
+from budwood.errors import DataError
 from budwood.figures.curve import loss_curve
 from budwood.figures.save import drawing, save
 from budwood.methods.card import model_card
@@ -94,9 +95,15 @@ def _rows(task: Task, cfg: FinetuneConfig) -> tuple[tuple[Row, ...], tuple[Row, 
         return rows, ()
     if task.reported == "test" and task.splits.get("validation"):
         return rows, task.rows("validation")
-    order = np.random.default_rng(seed_of(cfg.seed, "selection")).permutation(len(rows))
-    held = set(order[: max(1, len(rows) // 10)].tolist())
-    return tuple(r for i, r in enumerate(rows) if i not in held), tuple(r for i, r in enumerate(rows) if i in held)
+    groups = list(dict.fromkeys(r.group or r.id for r in rows))  # a document is never on both sides
+    order = np.random.default_rng(seed_of(cfg.seed, "selection")).permutation(len(groups))
+    held = {groups[i] for i in order[: max(1, len(groups) // 10)]}
+    kept = tuple(r for r in rows if (r.group or r.id) not in held)
+    if not kept:
+        raise DataError(
+            f"Task '{task.name}' has too few rows to set some aside for --checkpoint best. Use --checkpoint last."
+        )
+    return kept, tuple(r for r in rows if (r.group or r.id) in held)
 
 
 def _announce(session: Session, read: Reading, rows: tuple[Row, ...], plan: Plan, sizes: dict[str, int]) -> None:
@@ -133,11 +140,13 @@ def _train(session: Session, read: Reading, features: Any, plan: Plan, selection
 
     select = None
     if plan.eval_steps:
-        select = lambda: goodness(evaluate(read, selection_rows, cfg).metrics)  # noqa: E731
+        select = lambda: goodness(evaluate(read, selection_rows, cfg, cfg.eval_batch_size).metrics)  # noqa: E731
     with session.progress.stage("train", plan.steps) as bar:
         every = float(os.environ.get("BUDWOOD_SAVE_SECONDS", Keeping.every))
         state = run.file("state.safetensors")
-        keeping = Keeping(state=state, every=every, checkpoint=checkpoint, select=select, advance=bar.advance)
+        keeping = Keeping(
+            state=state, every=every, checkpoint=checkpoint, select=select, advance=bar.advance, resumed=bar.resumed
+        )
         return fit(model, read.objective, read.feed(features), plan, keeping, penalty)
 
 
@@ -147,7 +156,7 @@ def _scored(session: Session, read: Reading, rows: tuple[Row, ...], stage: str) 
 
 
 def _keep(session: Session, read: Reading, found: Evaluation, history: History, metrics: dict[str, Any]) -> None:
-    """Write everything a finished fine-tuning leaves behind; the resume state goes last."""
+    """Write everything a finished fine-tuning leaves behind."""
     run = session.run
     with session.progress.stage("save"):
         with writing_directory(run.file("model")) as part:
@@ -158,4 +167,3 @@ def _keep(session: Session, read: Reading, found: Evaluation, history: History, 
             with drawing() as axes:
                 table = loss_curve(axes, history.points, f"{read.loaded.ref.name} on {session.task.name}")
                 save(axes.figure, run.file("figures", "loss"), table)
-        run.file("state.safetensors").unlink(missing_ok=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from budwood.errors import StoreError
+
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
@@ -44,6 +46,9 @@ class Result:
         from matplotlib import pyplot
 
         wanted = [p for p in sorted((self.run / "figures").glob("*.png")) if name in (None, p.stem)]
+        if not wanted:
+            there = ", ".join(p.stem for p in self.figures) or "none"
+            raise StoreError(f"The run {self.run} has no figure '{name or ''}'. It has: {there}.")
         _, axes = pyplot.subplots(layout="constrained")
         axes.imshow(pyplot.imread(wanted[0]))
         axes.set_axis_off()

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from budwood.config.data import DataConfig
 from budwood.config.run import NEUTRAL, RunConfig
-from budwood.data.source import load_task, resolve_task
+from budwood.data.source import load_task, resolve_task, sampled
 from budwood.data.task import Task
+from budwood.errors import BudwoodError, ConfigError
 from budwood.methods.result import Result
 from budwood.models.reference import ModelRef, resolve
 from budwood.store.files import cache_dir, digest, file_digest, read_json, write_json
 from budwood.store.progress import Progress, style_for
-from budwood.store.run import Run, locked, open_run, run_name, status_of
+from budwood.store.run import Run, locked, open_run, plain, run_name, same, status_of
 
 
 class VerbConfig(RunConfig, DataConfig):
@@ -60,21 +60,22 @@ def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
     settings = settings_of(cfg, models, task)
     path = cfg.out or RUNS / run_name(verb, references[0] if references else "none", task.name, settings)
     with locked(path):
-        command = {"command": sys.argv if cfg.debug else [Path(sys.argv[0]).name, *sys.argv[1:]]}
-        facts = {"models": [m.text for m in models], "task": task.name, **command}
-        run = open_run(
-            path, verb, settings, facts, cfg.overwrite and status_of(path) != "absent" and _differs(path, settings)
-        )
+        facts = _facts(cfg, models, task)
+        run = _opened(path, verb, cfg, settings, facts)
         if status_of(path) == "done":
             return Result(path, read_json(path / "metrics.json"), read_json(path / "cost.json"), fresh=False)
         progress = Progress(style_for(cfg.progress), path / "progress.jsonl")
         _machine(cfg, run)
         began = time.perf_counter()
-        metrics = _plain(
-            {**_common(verb, cfg, models, task), **method(Session(verb, cfg, models, task, run, progress))}
-        )
+        try:
+            found = method(Session(verb, cfg, models, task, run, progress))
+        except BudwoodError as e:
+            run.note(status="failed", error=str(e))
+            raise
+        metrics = _plain({**_common(verb, cfg, models, task), **found})
         cost = _cost(began, progress, path)
         run.finish(metrics, cost)
+        run.file("state.safetensors").unlink(missing_ok=True)  # only now is it worth nothing
         return Result(path, metrics, cost)
 
 
@@ -86,8 +87,8 @@ def prepare(cfg: VerbConfig, references: Sequence[str], task: Task | None) -> tu
     )
     if task is None:
         resolve_task(cfg)
-        task = load_task(cfg)
-    return models, task
+        return models, load_task(cfg)
+    return models, sampled(task, cfg)
 
 
 def with_seeds(cfg: Any) -> Any:
@@ -103,13 +104,11 @@ def settings_of(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, A
 
 
 def fingerprint(model: ModelRef) -> str:
-    """Content hash of a model directory and its patches: the same weights give the same run wherever they lie."""
-    files = (
-        [p for p in sorted(model.path.iterdir()) if p.suffix in (".json", ".safetensors", ".bin")] if model.path else []
-    )
-    return digest(
-        [model.hub_name if not files else "", [(f.name, _cached_digest(f)) for f in [*files, *model.grafts]]], 8
-    )
+    """Content hash of a model directory, its base and its patches: the same wherever they lie."""
+    kinds = (".json", ".safetensors", ".bin", ".txt", ".model")
+    files = [p for p in sorted(model.path.iterdir()) if p.suffix in kinds] if model.path else []
+    found = [(f.name, _cached_digest(f)) for f in [*files, *model.grafts]]
+    return digest([model.hub_name if not files else "", found, fingerprint(model.base) if model.base else ""], 8)
 
 
 def _cached_digest(path: Path) -> str:
@@ -119,15 +118,30 @@ def _cached_digest(path: Path) -> str:
     with contextlib.suppress(OSError, KeyError, ValueError):
         return str(json.loads(note.read_text())["digest"])
     value = file_digest(path)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, BudwoodError):
         write_json(note, {"digest": value})
     return value
 
 
-def _differs(path: Path, settings: dict[str, Any]) -> bool:
-    """--overwrite replaces other settings; a run of the same settings is kept and carried on."""
-    old = read_json(path / "run.json").get("settings")
-    return bool(old != json.loads(json.dumps(settings, default=str)))
+def _opened(path: Path, verb: str, cfg: Any, settings: dict[str, Any], facts: dict[str, Any]) -> Run:
+    """The run, new or carried on; --overwrite replaces other settings, never a run of the same ones."""
+    defaults = {k: f.get_default() for k, f in type(cfg).model_fields.items() if not f.is_required()}
+    defaults = plain({k: v for k, v in defaults.items() if k in settings})
+    old = read_json(path / "run.json").get("settings", {}) if (path / "run.json").exists() else {}
+    replaced = bool(cfg.overwrite and old and not same(old, plain(settings), defaults))
+    return open_run(path, verb, settings, facts, replaced, defaults)
+
+
+def _facts(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, Any]:
+    """What run.json holds beside the settings: everything given, and where it came from."""
+    return {
+        "models": [m.text for m in models],
+        "parents": [str(m.run) for m in models if m.run],
+        "task": task.name,
+        "notes": dict(task.notes),
+        "given": cfg.model_dump(mode="json"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
 
 
 def _common(verb: str, cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, Any]:
@@ -140,6 +154,7 @@ def _common(verb: str, cfg: Any, models: Sequence[ModelRef], task: Task) -> dict
         "models": [m.text for m in models],
         "seed": cfg.seed,
         "limited": "limited" in task.notes,
+        "notes": dict(task.notes),
     }
 
 
@@ -149,7 +164,8 @@ def _machine(cfg: Any, run: Run) -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # our own stages say what is going on
-    torch.set_num_threads(cfg.threads or os.cpu_count() or 1)
+    # a run that is carried on keeps the threads it began with: sums in another order have other last bits
+    torch.set_num_threads(cfg.threads or read_json(run.file("run.json")).get("threads") or torch.get_num_threads())
     run.note(
         threads=torch.get_num_threads(), kernels=torch.backends.cpu.get_cpu_capability(), machine=platform.machine()
     )
@@ -181,18 +197,13 @@ def _plain(value: Any) -> Any:
 def _per_seed(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None) -> Result:
     """One child run per seed under OUT/seeds, then the mean, spread and median of every number."""
     if len(set(cfg.seeds)) != len(cfg.seeds):
-        from budwood.errors import ConfigError
-
         raise ConfigError(f"--seeds {','.join(map(str, cfg.seeds))} names a seed twice. Give each once.")
     models, first = prepare(with_seeds(cfg), references, task)
     settings = {**settings_of(cfg, models, first), "seeds": list(cfg.seeds)}
-    settings.pop("rows")
     path = cfg.out or RUNS / run_name(verb, references[0], first.name, settings)
     with locked(path):
-        facts = {"models": [m.text for m in models], "task": first.name}
-        run = open_run(
-            path, verb, settings, facts, cfg.overwrite and status_of(path) != "absent" and _differs(path, settings)
-        )
+        facts = _facts(cfg, models, first)
+        run = _opened(path, verb, cfg, settings, facts)
         if status_of(path) == "done":
             return Result(path, read_json(path / "metrics.json"), read_json(path / "cost.json"), fresh=False)
         began = time.perf_counter()
@@ -230,4 +241,6 @@ def _spread(metrics: Sequence[dict[str, Any]], seeds: Sequence[int]) -> dict[str
     }
 
 
-Estimate = Callable[[Any, tuple[ModelRef, ...], Task], dict[str, Any]]
+def _constant(metrics: Sequence[dict[str, Any]], key: str) -> bool:
+    """Whether a whole number is the same in all (rows, updates): it is stated, not averaged."""
+    return all(isinstance(m.get(key), int) and m[key] == metrics[0][key] for m in metrics)

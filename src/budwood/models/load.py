@@ -85,8 +85,8 @@ def load(ref: ModelRef, mode: Mode, head: HeadSpec | None = None, *, seed: int =
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, "fresh weights"))
         model, fresh = _adapted(ref, mode, head) if ref.base else _plain(ref, mode, head)
-    if getattr(model.config, "pad_token_id", None) is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
+    # sequence classifiers of causal families find the last token by this id: it must be the one batches are padded with
+    model.config.pad_token_id = tokenizer.pad_token_id
     model = model.to(device).eval()
     return Loaded(model, tokenizer, ref, positions(model, tokenizer), fresh)
 

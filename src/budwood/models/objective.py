@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from budwood.data.batch import IGNORE, Batch, seed_of
+from budwood.data.mask import GOLDEN, uniform
 from budwood.errors import ConfigError
 from budwood.models.sites import lm_logits, model_inputs, run
 
@@ -260,9 +261,7 @@ def sample_labels(logits_MC: Tensor, targets: Targets, keys: Sequence[object], s
     """
     row_M = np.arange(len(logits_MC)) if targets.row_M is None else targets.row_M.cpu().numpy()
     start_B = np.array([seed_of(seed, "label", key) for key in keys], dtype=np.uint64)
-    uniform_M = torch.from_numpy(
-        _uniform(start_B[row_M] + _rank(row_M).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-    )
+    uniform_M = torch.from_numpy(uniform(start_B[row_M] + _rank(row_M).astype(np.uint64) * GOLDEN, 1))
     cumulative_MC = logits_MC.detach().double().cpu().softmax(1).cumsum(1)
     label_M = (cumulative_MC < uniform_M[:, None] * cumulative_MC[:, -1:]).sum(1)
     return label_M.to(logits_MC.device)
@@ -276,12 +275,3 @@ def _rank(row_M: np.ndarray) -> np.ndarray:
     rank_M = np.empty(len(row_M), dtype=np.int64)
     rank_M[order_M] = np.arange(len(row_M)) - first_M
     return rank_M
-
-
-def _uniform(counter_M: np.ndarray) -> np.ndarray:
-    """Numbers in (0, 1) from 64-bit counters (the splitmix64 finaliser)."""
-    z = counter_M
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    return ((z >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53

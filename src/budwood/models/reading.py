@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +21,20 @@ from budwood.errors import ConfigError, DataError
 from budwood.models.load import HeadSpec, Loaded
 from budwood.models.objective import Objective, Wording, make_objective
 from budwood.models.reference import ModelRef
-from budwood.store.files import digest
+from budwood.store.files import digest, read_json
 
 SPAN_LENGTH, CHUNK = 384, 128
+
+
+def as_tuned(cfg: Any, ref: ModelRef) -> Any:
+    """The settings, with what was not set about reading as the run behind `ref` was trained with."""
+    manifest = ref.run / "run.json" if ref.run else None
+    if manifest is None or not manifest.exists():
+        return cfg
+    tuned = read_json(manifest).get("settings", {})
+    fields = ReadConfig.model_fields
+    unset = [n for n in fields if getattr(cfg, n) == fields[n].get_default() and tuned.get(n) is not None]
+    return cfg.model_validate({**cfg.model_dump(), **{n: tuned[n] for n in unset}})
 
 
 def mode_for(cfg: ReadConfig, task: Task, ref: ModelRef) -> Mode:
@@ -142,8 +154,14 @@ class Reading:
 
 def reading(loaded: Loaded, task: Task, cfg: ReadConfig, mode: Mode, seed: int, reduce: str = "mean") -> Reading:
     """Everything that turns rows of `task` into batches and losses of this model."""
-    worded = mode in ("prompt", "causal") or (mode == "head" and cfg.pool == "mask")
+    worded = mode in ("prompt", "causal") or (
+        mode == "head" and "mask" in (cfg.pool, getattr(loaded.model, "pool", ""))
+    )
     template = _template(task, cfg, mode) if worded and task.kind != "number" else None
+    if template is None and (cfg.template or cfg.label_words):
+        raise ConfigError(
+            f"--template and --label-words have no effect with --mode {mode}. Use --mode prompt or causal."
+        )
     words: tuple[int, ...] = ()
     if template is not None and mode != "head":
         spoken = template.causal_words if mode == "causal" else template.words

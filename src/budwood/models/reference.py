@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlparse
 
-from budwood.errors import ModelError, nearest
+from budwood.data.hub import PATIENCE, offline_mode, reachable
+from budwood.errors import ModelError, StoreError, nearest
+from budwood.store.index import find_run
 
 Kind = Literal["shipped", "directory", "adapter", "run", "hub"]
 
 SHIPPED = Path(__file__).parent / "shipped"
 NAMES = ("tiny-bert", "tiny-gpt")
-PATIENCE = 1.5  # seconds to wait for the hub before saying that it does not answer
 GRAFTS = re.compile(r"(?P<base>.*?)(?P<grafts>(?:\+[^+]*\.graft)*)", re.DOTALL)
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 TOKENIZER_FILES = (
@@ -228,19 +225,10 @@ def _run_ids(runs_dir: Path) -> list[str]:
 
 
 def _run_by_id(wish: str, runs_dir: Path) -> Path:
-    ids = _run_ids(runs_dir)
-    if wish in ids:
-        return runs_dir / wish
-    found = [i for i in ids if i.startswith(wish)] if wish else []
-    if len(found) == 1:
-        return runs_dir / found[0]
-    if found:
-        raise ModelError(
-            f"'run:{wish}' fits {len(found)} runs in '{runs_dir}': {', '.join(found[:5])}. Give more letters."
-        )
-    raise ModelError(
-        f"There is no run '{wish}' in '{runs_dir}' ({len(ids)} runs).{nearest(wish, ids)} `budwood runs` lists them."
-    )
+    try:
+        return find_run(f"run:{wish}", runs_dir)
+    except StoreError as error:
+        raise ModelError(str(error)) from None
 
 
 def _graft(text: str) -> Path:
@@ -267,23 +255,23 @@ def _hub(name: str, where: Where) -> ModelRef:
         )
     near = nearest(name, [*NAMES, *_run_ids(where.runs_dir)])
     advice = f"Give a local directory, run `hf download {name}` where there is network, or use tiny-bert."
-    if where.offline or os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+    if offline_mode(where.offline):
         raise ModelError(
             f"'{name}' is neither a directory, a run nor in the local hub cache, and work is offline.{near} {advice}"
         )
-    if not hub_answers():
+    if not reachable():
         raise ModelError(
             f"'{name}' is neither a directory, a run nor in the local hub cache, and the hub does not answer within "
             f"{PATIENCE:g} s.{near} {advice}"
         )
-    config = _hub_config(name, where.revision, near)
+    found = _fetched(name, where.revision, near)
     return ModelRef(
         name,
         "hub",
-        None,
+        found,
         name,
         where.revision,
-        model_type=config.get("model_type"),
+        model_type=check_directory(found),
         trust_remote_code=where.trust_remote_code,
     )
 
@@ -300,39 +288,17 @@ def _cached(name: str, revision: str | None) -> Path | None:
     return snapshot if any((snapshot / w).is_file() for w in weights) else None
 
 
-def _hub_config(name: str, revision: str | None, near: str) -> dict[str, Any]:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+def _fetched(name: str, revision: str | None, near: str) -> Path:
+    """The snapshot of a hub model, fetched whole, so that its content names the run from the first time on."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.py"]
     try:
-        return _json(Path(hf_hub_download(name, "config.json", revision=revision)))
-    except EntryNotFoundError as error:
-        raise ModelError(f"The hub's '{name}' has no config.json, so it is not a transformers model.") from error
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"The hub does not give '{name}' ({reason}).{near} {_forms()}") from error
-
-
-def hub_answers(patience: float = PATIENCE) -> bool:
-    """Whether the hub (or the proxy before it) takes a connection within `patience` seconds, name lookup included."""
-    from huggingface_hub import constants
-
-    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
-    url = urlparse(proxy if proxy and "//" in proxy else f"http://{proxy}" if proxy else constants.ENDPOINT)
-    answered = threading.Event()
-
-    def knock() -> None:
-        try:
-            port = url.port or (443 if url.scheme == "https" else 80)
-            socket.create_connection((url.hostname or "", port), timeout=patience).close()
-            answered.set()
-        except OSError:
-            pass
-
-    caller = threading.Thread(target=knock, daemon=True)  # a name lookup cannot be given a time limit otherwise
-    caller.start()
-    caller.join(patience)
-    return answered.is_set()
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +20,14 @@ from budwood.errors import StoreError
 def writing(path: Path) -> Iterator[Path]:
     """A temporary neighbour of `path` that replaces it when the block ends well, and vanishes when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # One name per process: what a killed process left behind is overwritten by whoever writes next, never read.
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")  # a killed process's leftovers: `sweep`
     try:
-        yield part
-        with part.open("rb") as f:
-            os.fsync(f.fileno())
-        part.replace(path)
-    except OSError as e:
-        raise disk_error(e, path) from e
+        with told(path):
+            yield part
+            with part.open("rb") as f:
+                os.fsync(f.fileno())
+            part.chmod(0o666 & ~_umask())
+            part.replace(path)
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
@@ -41,18 +41,46 @@ def writing_directory(path: Path) -> Iterator[Path]:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     try:
-        yield part
-        if path.exists():
+        with told(path):
+            yield part
+            for file in part.rglob("*"):
+                if file.is_file():
+                    file.chmod(0o666 & ~_umask())
             old = path.with_name(f".{path.name}.{os.getpid()}.old")
-            path.rename(old)
+            if path.exists():
+                path.rename(old)
             part.rename(path)
             shutil.rmtree(old, ignore_errors=True)
-        else:
-            part.rename(path)
-    except OSError as e:
-        raise disk_error(e, path) from e
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def sweep(directory: Path) -> None:
+    """Remove what killed processes left half-written; for a directory that nobody else is writing to."""
+    for left in [*directory.rglob(".*.part"), *directory.rglob(".*.old")]:
+        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """The process's file mode mask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextlib.contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Failures of the disk become errors that say what to do, whichever library met them."""
+    try:
+        yield
+    except OSError as e:
+        raise disk_error(e, path) from e
+    except Exception as e:
+        code = re.search(r"os error (\d+)", str(e))  # safetensors wraps the system's error in one of its own
+        if code is None:
+            raise
+        number = int(code[1])
+        raise disk_error(OSError(number, os.strerror(number)), path) from e
 
 
 def disk_error(e: OSError, path: Path) -> Exception:

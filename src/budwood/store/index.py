@@ -39,18 +39,19 @@ def list_runs(runs_dir: Path) -> list[Listed]:
 
 
 def find_run(reference: str, runs_dir: Path) -> Path:
-    """The directory of a run given by path, `run:ID`, ID or a unique prefix of it."""
+    """The directory of a run given by path, `run:ID`, ID or a unique prefix of it; steps of recipes are found too."""
     name = reference.removeprefix("run:")
     direct = Path(name)
     if (direct / "run.json").exists():
         return direct
-    names = [p.name for p in _directories(runs_dir)] if runs_dir.is_dir() else []
-    matches = [n for n in names if n == name] or [n for n in names if n.startswith(name)]
-    if len(matches) == 1:
-        return runs_dir / matches[0]
+    known = {str(p.relative_to(runs_dir)): p for p in _directories(runs_dir)} if runs_dir.is_dir() else {}
+    matches = [n for n in known if n == name or Path(n).name == name] or [n for n in known if n.startswith(name)]
+    top = [n for n in matches if "/seeds/" not in n]
+    if len(top or matches) == 1:
+        return known[(top or matches)[0]]
     if matches:
         raise StoreError(f"'{reference}' fits {len(matches)} runs: {', '.join(matches[:4])}. Give more of the name.")
-    raise StoreError(f"No run '{reference}' in {runs_dir}.{nearest(name, names)} `budwood runs` lists them.")
+    raise StoreError(f"No run '{reference}' in {runs_dir}.{nearest(name, known)} `budwood runs` lists them.")
 
 
 def read_listed(path: Path, index: sqlite3.Connection | None = None) -> Listed:
@@ -75,12 +76,16 @@ def read_listed(path: Path, index: sqlite3.Connection | None = None) -> Listed:
 
 
 def _directories(runs_dir: Path) -> Iterator[Path]:
-    for path in sorted(runs_dir.iterdir()):
-        if path.is_dir() and (path / "run.json").exists():
+    """Runs in `runs_dir`, their children (one per seed), and runs inside folders such as a recipe's."""
+    for path in sorted(p for p in runs_dir.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        if (path / "run.json").exists():
             yield path
-            seeds = path / "seeds"
-            if seeds.is_dir():
-                yield from (p for p in sorted(seeds.iterdir()) if (p / "run.json").exists())
+        inner = path / "seeds" if (path / "run.json").exists() else path
+        if inner.is_dir():
+            for child in sorted(p for p in inner.iterdir() if (p / "run.json").exists()):
+                yield child
+                seeds = child / "seeds"
+                yield from sorted(p for p in seeds.iterdir() if (p / "run.json").exists()) if seeds.is_dir() else ()
 
 
 def _open(runs_dir: Path) -> sqlite3.Connection | None:

@@ -68,6 +68,10 @@ class Bar:
     first: int = -1
     draw: Any = None
 
+    def resumed(self, n: int) -> None:
+        """N steps were done in an earlier session: they count as done, not as speed."""
+        self.done = self.first = n
+
     def advance(self, n: int = 1, note: str = "") -> None:
         """Count n more steps; shown now and then, not each time."""
         if self.first < 0:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from budwood.errors import StoreError
-from budwood.store.files import digest, read_json, write_json
+from budwood.store.files import digest, read_json, sweep, write_json
 
 FORMAT = 1
 
@@ -109,21 +109,30 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def open_run(
-    path: Path, verb: str, settings: Mapping[str, Any], facts: Mapping[str, Any], overwrite: bool = False
+    path: Path,
+    verb: str,
+    settings: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    overwrite: bool = False,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Start a run or carry on with one of the same settings; other settings are refused with the differing keys."""
-    settings = json.loads(json.dumps(settings, default=str))
+    """Start a run or carry on with one of the same settings; other settings are refused with the differing keys.
+
+    A setting that an older run does not know counts as its default (`defaults`).
+    """
+    settings, defaults = plain(settings), plain(defaults or {})
     manifest = path / "run.json"
     if manifest.exists() and overwrite:
         for child in path.iterdir():
             if child.name != ".lock":
                 shutil.rmtree(child) if child.is_dir() else child.unlink()
+    sweep(path)
     if manifest.exists():
         old = read_json(manifest)
-        if old.get("verb") != verb or old.get("settings") != settings:
+        if old.get("verb") != verb or not same(old.get("settings", {}), settings, defaults):
             raise StoreError(
                 f"{path} holds a run of '{old.get('verb')}' with other settings:\n"
-                + "\n".join(difference(old.get("settings", {}), settings))
+                + "\n".join(difference({**defaults, **old.get("settings", {})}, settings))
                 + "\nChoose another --out, or add --overwrite to replace it."
             )
         return Run(path, verb, settings)
@@ -146,6 +155,20 @@ def open_run(
         },
     )
     return Run(path, verb, settings)
+
+
+def plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON would give it back."""
+    return dict(json.loads(json.dumps(value, default=str)))
+
+
+def same(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
+    """Whether two sets of settings are equal, missing ones counted as their defaults.
+
+    >>> same({"a": 1}, {"a": 1, "b": 0}, {"b": 0}), same({"a": 1}, {"a": 1, "b": 2}, {"b": 0})
+    (True, False)
+    """
+    return {**defaults, **old} == {**defaults, **new}
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
-
-from budwood.config.options import field_names
+from budwood.config.options import build_settings
 from budwood.data.task import Task
-from budwood.errors import ConfigError, ModelError, nearest
+from budwood.errors import ConfigError, ModelError
 from budwood.methods.result import Result
 from budwood.store.files import cache_dir
 from budwood.studies.verbs import run_verb, verb_named
@@ -16,19 +14,24 @@ from budwood.studies.verbs import run_verb, verb_named
 
 def run(verb: str, model: Any, task: str | Task, settings: dict[str, Any]) -> Result:
     """Carry out a verb from Python; short option names such as `lr` and `epochs` work as on the command line."""
-    cls = verb_named(verb).settings
-    names = field_names(cls)
-    full: dict[str, Any] = {"progress": "none"}
-    for key, value in settings.items():
-        if key not in names:
-            raise ConfigError(f"{verb}() has no setting '{key}'.{nearest(key, names)}")
-        full[names[key]] = tuple(value) if isinstance(value, list) else value
     name = task.name if isinstance(task, Task) else task
-    try:
-        cfg = cls(**{**full, "task": name})
-    except ValidationError as e:
-        problem = e.errors()[0]
-        raise ConfigError(f"{verb}(): {'.'.join(map(str, problem['loc']))}: {problem['msg']}.") from e
+    if isinstance(task, Task):
+        files = {
+            "data_dir",
+            "train_file",
+            "validation_file",
+            "test_file",
+            "split",
+            "group",
+            "text",
+            "text_pair",
+            "label",
+        }
+        if clash := files & set(settings):
+            raise ConfigError(
+                f"{verb}() got a task object, which has its rows: '{min(clash)}' has no effect. Leave it away."
+            )
+    cfg = build_settings(verb_named(verb).settings, {"progress": "none", **settings, "task": name}, f"{verb}()")
     return run_verb(verb, cfg, [reference(model)], task if isinstance(task, Task) else None)
 
 

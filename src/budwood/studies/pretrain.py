@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 WIDTH, LAYERS, HEADS = 128, 4, 4
 STD = 0.06  # of the first weights: layers this narrow stay silent for long at the usual 0.02
-COMMON = 400
+COMMON = 1000
 REPORT = 100  # steps between two lines of progress
 Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids, real, segment, each [B, T]
 
@@ -47,6 +47,7 @@ class Plan:
     warmup: float = 0.06  # share of the steps
     mask_rate: float = 0.25
     vocabulary: int = 2000
+    short_epochs: int = 3  # of pieces of passages, before whole ones
 
 
 # ---------------------------------------------------------------- models
@@ -104,6 +105,18 @@ class Rows:
     second: list[int]
 
 
+def pieces(docs: Sequence[list[list[int]]], most: int, rng: np.random.Generator) -> list[list[list[int]]]:
+    """The passages cut into runs of 2 to `most` sentences."""
+    out = []
+    for doc in docs:
+        start = 0
+        while start < len(doc):
+            stop = start + int(rng.integers(2, most + 1))
+            out.append(doc[start:stop])
+            start = stop
+    return out
+
+
 def bert_rows(docs: Sequence[list[list[int]]], frame: tuple[int, int], seed: int, epoch: int) -> Rows:
     """Passages as one segment, as two cut at a sentence, or two passages as two segments, drawn anew every epoch."""
     rng = np.random.default_rng(seed_of(seed, "rows", epoch))
@@ -114,10 +127,10 @@ def bert_rows(docs: Sequence[list[list[int]]], frame: tuple[int, int], seed: int
     while order:
         doc = docs[order.pop()]
         at = rng.random()
-        if at < 0.35:
+        if at < 0.5 or len(doc) < 2:
             first, rest = doc, []
-        elif at < 0.9 or not order:
-            cut = int(rng.integers(1, max(2, len(doc))))
+        elif at < 0.95 or not order:
+            cut = int(rng.integers(1, len(doc)))
             first, rest = doc[:cut], doc[cut:]
         else:
             first, rest = doc, docs[order.pop()]
@@ -127,17 +140,17 @@ def bert_rows(docs: Sequence[list[list[int]]], frame: tuple[int, int], seed: int
     return Rows(ids, second)
 
 
-def gpt_rows(docs: Sequence[list[list[int]]], end: int, length: int, seed: int, epoch: int) -> Rows:
-    """Passages joined to rows of one length; every row opens with the beginning of a passage."""
+def gpt_rows(docs: Sequence[list[list[int]]], end: int, seed: int, epoch: int) -> Rows:
+    """One passage, or now and then two, each closed by the end token."""
     rng = np.random.default_rng(seed_of(seed, "rows", epoch))
+    order = rng.permutation(len(docs)).tolist()
     ids: list[list[int]] = []
-    row: list[int] = []
-    for i in rng.permutation(len(docs)).tolist():
-        row += [t for s in docs[i] for t in s] + [end]
-        if len(row) >= length:
-            ids.append(row[:length])
-            row = []
-    return Rows(ids, [length] * len(ids))
+    while order:
+        row = [t for s in docs[order.pop()] for t in s] + [end]
+        if order and rng.random() < 0.1:
+            row += [t for s in docs[order.pop()] for t in s] + [end]
+        ids.append(row[:POSITIONS])
+    return Rows(ids, [len(row) for row in ids])
 
 
 def batches(rows: Rows, tokens: int, seed: int, epoch: int) -> Iterator[np.ndarray]:
@@ -157,11 +170,16 @@ def batches(rows: Rows, tokens: int, seed: int, epoch: int) -> Iterator[np.ndarr
 
 @dataclass(frozen=True)
 class Masker:
-    """Chooses what is hidden; a rare token that stands once in its row cannot be guessed and is chosen less often."""
+    """Chooses what is hidden.
+
+    A rare token that stands once in its row cannot be guessed and is chosen less often; the last word of a sentence,
+    which answers the question or sums up, is chosen twice as often.
+    """
 
     mask_id: int  # the words of the vocabulary come after it
     common_V: np.ndarray  # tokens that make up at least one in `COMMON` of the text
     rate: float
+    stop_id: int  # the full stop
 
     def __call__(self, ids_BT: np.ndarray, real_BT: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """(corrupted ids, targets): of the chosen tokens 8 in 10 are masked, 1 is random, 1 stays."""
@@ -170,6 +188,7 @@ class Masker:
         key_BT = ids_BT + size * np.arange(len(ids_BT))[:, None]
         repeated_BT = np.bincount(key_BT.ravel(), minlength=size * len(ids_BT))[key_BT] > 1
         rate_BT = np.where(repeated_BT | self.common_V[ids_BT], self.rate, self.rate / 4)
+        rate_BT[:, :-1] *= np.where(ids_BT[:, 1:] == self.stop_id, 2.0, 1.0)
         chosen_BT = (rng.random(ids_BT.shape) < rate_BT) & real_BT & (ids_BT > self.mask_id)
         fate_BT = rng.random(ids_BT.shape)
         random_BT = rng.integers(self.mask_id + 1, size, ids_BT.shape)
@@ -208,14 +227,16 @@ def mlm_loss(model: Any, masker: Masker, inputs: Inputs, seed: int) -> Tensor:
     return cross_entropy(model.cls(hidden_BTD[where_BT]), torch.from_numpy(target_BT)[where_BT])
 
 
-def clm_loss(model: Any, ids_BT: np.ndarray) -> Tensor:
-    """Mean loss over the next tokens of a batch of rows of one length."""
+def clm_loss(model: Any, inputs: Inputs) -> Tensor:
+    """Mean loss over the next tokens of a batch."""
     import torch
     from torch.nn.functional import cross_entropy
 
+    ids_BT, real_BT, _ = inputs
     input_BT = torch.from_numpy(ids_BT)
-    logits_BTV = model(input_ids=input_BT).logits[:, :-1]
-    return cross_entropy(logits_BTV.flatten(0, 1), input_BT[:, 1:].flatten())
+    where_BT = torch.from_numpy(real_BT)[:, 1:]  # padding stands on the right, where no real token looks
+    hidden_BTD = model.transformer(input_ids=input_BT).last_hidden_state[:, :-1]
+    return cross_entropy(model.lm_head(hidden_BTD[where_BT]), input_BT[:, 1:][where_BT])
 
 
 # ---------------------------------------------------------------- the run
@@ -231,16 +252,19 @@ def sentences(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> list[
 
 
 def rows_of(plan: Plan, docs: list[list[list[int]]], tokenizer: PreTrainedTokenizerFast, epoch: int) -> Rows:
-    """The rows of one epoch."""
-    if plan.name == "tiny-bert":
-        return bert_rows(docs, (tokenizer.cls_token_id, tokenizer.sep_token_id), plan.seed, epoch)
-    return gpt_rows(docs, tokenizer.eos_token_id, POSITIONS * 3 // 4, plan.seed, epoch)
+    """The rows of one epoch: short pieces first, in which attention soon finds what belongs together."""
+    if epoch < plan.short_epochs:
+        docs = pieces(docs, 5, np.random.default_rng(seed_of(plan.seed, "pieces", epoch)))
+    if plan.name == "tiny-gpt":
+        return gpt_rows(docs, tokenizer.eos_token_id, plan.seed, epoch)
+    return bert_rows(docs, (tokenizer.cls_token_id, tokenizer.sep_token_id), plan.seed, epoch)
 
 
 def make_masker(docs: list[list[list[int]]], tokenizer: PreTrainedTokenizerFast, rate: float) -> Masker:
     """The masker of a text."""
     count_V = np.bincount([t for doc in docs for s in doc for t in s], minlength=len(tokenizer))
-    return Masker(tokenizer.mask_token_id, count_V * COMMON >= count_V.sum(), rate)
+    common_V = count_V * COMMON >= count_V.sum()
+    return Masker(tokenizer.mask_token_id, common_V, rate, tokenizer.convert_tokens_to_ids("."))
 
 
 def held_out_loss(model: Any, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> float:
@@ -253,14 +277,14 @@ def held_out_loss(model: Any, tokenizer: PreTrainedTokenizerFast, texts: Sequenc
         ids = [[*d, tokenizer.eos_token_id] for d in flat]
     else:
         ids = [[tokenizer.cls_token_id, *d, tokenizer.sep_token_id] for d in flat]
-        masker = Masker(tokenizer.mask_token_id, np.ones(len(tokenizer), bool), 0.15)
+        masker = Masker(tokenizer.mask_token_id, np.ones(len(tokenizer), bool), 0.15, stop_id=-1)
     rows = Rows(ids, [len(i) for i in ids])
     model.eval()
     losses = []
     with torch.no_grad():
         for i in range(len(ids)):
             inputs = pad(rows, np.array([i]), tokenizer.pad_token_id)
-            loss = clm_loss(model, inputs[0]) if causal else mlm_loss(model, masker, inputs, seed_of("held-out", i))
+            loss = clm_loss(model, inputs) if causal else mlm_loss(model, masker, inputs, seed_of("held-out", i))
             losses.append(float(loss))
     return sum(losses) / len(losses)
 
@@ -283,7 +307,7 @@ def train(plan: Plan) -> tuple[Any, PreTrainedTokenizerFast, dict[str, Any]]:
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * schedule(step, plan)
         seed = seed_of(plan.seed, "mask", step)
-        loss = mlm_loss(model, masker, inputs, seed) if masker else clm_loss(model, inputs[0])
+        loss = mlm_loss(model, masker, inputs, seed) if masker else clm_loss(model, inputs)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
+from budwood.config.options import as_flag, build_settings, field_names
 from budwood.errors import ConfigError, nearest
 from budwood.store.files import read_json
 from budwood.studies.verbs import run_verb, verb_named
@@ -26,6 +26,7 @@ class Wishes:
     data_dir: Path | None = None
     model: str | None = None
     out: Path | None = None
+    overwrite: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,19 +93,33 @@ def read_recipe(name: str, wishes: Wishes | None = None) -> Script:
 def _steps(content: Mapping[str, Any], path: Path, wishes: Wishes) -> tuple[Step, ...]:
     shared = {**(content.get("defaults") or {}), **((content.get("small") or {}) if wishes.small else {})}
     steps = []
+    used = {"model", "models"}
     for place, raw in enumerate(content["steps"]):
         own = {**raw, **((raw.get("small") or {}) if wishes.small else {})}
         own.pop("small", None)
         verb, name, says = str(own.pop("verb", "")), str(own.pop("id", f"step{place + 1}")), str(own.pop("says", ""))
-        models = own.pop("models", own.pop("model", shared.get("model", ())))
+        models = own.pop("models", own.pop("model", shared.get("models", shared.get("model", ()))))
         models = [models] if isinstance(models, str) else list(models)
+        if not models:
+            raise ConfigError(
+                f"{path}: step '{name}' ({verb}) has no model. Add `model: tiny-bert` or `model: '{{earlier}}'`."
+            )
         if wishes.model:
             models = [m if REFERENCE.search(m) else wishes.model for m in models]
-        fields = verb_named(verb).settings.model_fields
-        settings = {k: v for k, v in {**shared, **own}.items() if k != "model" and (k in own or k in fields)}
+        fields = field_names(verb_named(verb).settings)
+        fitting = {k: v for k, v in shared.items() if k.replace("-", "_") in fields}
+        used |= set(fitting)
+        settings: dict[str, Any] = {**fitting, **own}
         if wishes.data_dir is not None:
             settings["data_dir"] = (wishes.data_dir,)
+        if wishes.overwrite:
+            settings["overwrite"] = True
         steps.append(Step(name, verb, tuple(map(str, models)), settings, says))
+    if lost := sorted(set(shared) - used):
+        known = {n for s in steps for n in field_names(verb_named(s.verb).settings)}
+        raise ConfigError(
+            f"{path}: no step has the setting '{lost[0]}' of `defaults` or `small`.{nearest(lost[0], known)}"
+        )
     return tuple(steps)
 
 
@@ -124,21 +139,8 @@ def _check(script: Script, path: Path) -> None:
 
 
 def _settings(step: Step, out: Path, path: Path | None = None) -> Any:
-    settings = verb_named(step.verb).settings
-    unknown = set(step.settings) - set(settings.model_fields)
-    if unknown:
-        key = min(unknown)
-        where = f"{path}: s" if path else "S"
-        raise ConfigError(
-            f"{where}tep '{step.id}' ({step.verb}) has no setting '{key}'.{nearest(key, settings.model_fields)}"
-        )
-    try:
-        return settings(**{**step.settings, "out": out / step.id})
-    except ValidationError as e:
-        problem = e.errors()[0]
-        raise ConfigError(
-            f"Step '{step.id}' ({step.verb}): {'.'.join(map(str, problem['loc']))}: {problem['msg']}."
-        ) from e
+    who = f"{path}: step '{step.id}' ({step.verb})" if path else f"Step '{step.id}' ({step.verb})"
+    return build_settings(verb_named(step.verb).settings, {**step.settings, "out": out / step.id}, who)
 
 
 def commands(script: Script) -> list[str]:
@@ -146,16 +148,9 @@ def commands(script: Script) -> list[str]:
     lines = []
     for step in script.steps:
         models = [REFERENCE.sub(lambda m: str(script.out / m[1]), x) for x in step.models]
-        flags = [w for k, v in step.settings.items() for w in _flag(k, v)]
-        lines.append(" ".join(["budwood", step.verb, *models, *flags, "--out", str(script.out / step.id)]))
+        flags = [w for k, v in step.settings.items() for w in as_flag(k, v)]
+        lines.append(shlex.join(["budwood", step.verb, *models, *flags, "--out", str(script.out / step.id)]))
     return lines
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    option = "--" + name.replace("_", "-")
-    if isinstance(value, bool):
-        return [option] if value else []
-    return [option, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
 
 
 def run_recipe(script: Script) -> list[dict[str, Any]]:

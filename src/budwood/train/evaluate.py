@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from budwood.config.finetune import ReadConfig
 from budwood.data.arithmetic import parse_number, score_numbers
@@ -20,13 +20,16 @@ from budwood.data.batch import IGNORE, Batch, Features, budget_batches
 from budwood.data.encode_prompt import end_id
 from budwood.data.span_decode import SpanRule, decode_hf, fill
 from budwood.data.squad import question_scores, squad_scores
-from budwood.data.task import Row, Task
+from budwood.data.task import Row
+from budwood.errors import DataError, nearest
 from budwood.linalg import metrics as measure
 from budwood.models.mode import in_mode
+from budwood.models.objective import per_row
 from budwood.models.reading import Reading, RowFeed
 from budwood.models.sites import lm_logits
 
 TOKENS = 8192  # padded tokens per evaluation batch
+LOGITS = 1 << 27  # most numbers in the logits of a batch of running text
 DIGITS = 12  # most tokens of a number that a causal model may write
 
 
@@ -51,8 +54,10 @@ def evaluate(
     features = reading.encode(rows)
     feed = reading.feed(features)
     kind = reading.task.kind
+    # every token of a causal text has logits over the whole vocabulary
+    tokens = min(TOKENS, max(256, LOGITS // len(reading.loaded.tokenizer))) if kind == "text" else TOKENS
     with evaluating(reading.loaded.model):
-        found = SCORERS[kind](reading, rows, features, _batches(feed, most, advance), cfg)
+        found = SCORERS[kind](reading, rows, features, _batches(feed, most, tokens, advance), cfg)
     noted = {
         k: v
         for k, v in features.info.items()
@@ -72,8 +77,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 Batches = Iterator[Batch]
 
 
-def _batches(feed: RowFeed, most: int | None, advance: Callable[[int], None]) -> Batches:
-    for index in budget_batches(feed.lengths_N, TOKENS, most or 512):
+def _batches(feed: RowFeed, most: int | None, tokens: int, advance: Callable[[int], None]) -> Batches:
+    for index in budget_batches(feed.lengths_N, tokens, most or 512):
         yield feed(index, 0)
         advance(len(index))
 
@@ -161,37 +166,62 @@ def _score_regression(
 def _score_tokens(
     reading: Reading, rows: Sequence[Row], features: Features, batches: Batches, cfg: ReadConfig
 ) -> Evaluation:
-    """Accuracy and macro F1 over words; words that lost their piece to truncation count as wrong."""
-    right_N, total_N, loss_N = (np.zeros(len(rows)) for _ in range(3))
-    confusion_KK = np.zeros((len(reading.task.labels),) * 2, np.int64)
+    """Accuracy and F1 over words; a word that lost its piece to truncation counts as wrong.
+
+    F1 is that of whole entities where the labels are B-/I- tags, else the mean over classes.
+    """
+    loss_N = np.zeros(len(rows))
+    guess = np.full(len(features.ragged["target"]), IGNORE, np.int64)
     for batch in batches:
         logits_MK = reading.objective.logits(reading.loaded.model, batch)
         targets = reading.objective.targets(batch)
         loss_N[batch.index_B] = reading.objective.loss(logits_MK, targets).cpu().numpy()
-        guess_M, label_M = logits_MK.argmax(1).cpu().numpy(), targets.label_M.cpu().numpy()
         assert targets.row_M is not None
-        row_M = batch.index_B[targets.row_M.cpu().numpy()]
-        np.add.at(right_N, row_M, guess_M == label_M)
-        np.add.at(total_N, row_M, 1)
-        np.add.at(confusion_KK, (label_M, guess_M), 1)
-    words = np.array([len(r.words or ()) for r in rows])
-    hit_K = confusion_KK.diagonal()
-    f1_K = 2 * hit_K / np.maximum(confusion_KK.sum(0) + confusion_KK.sum(1), 1)
-    present_K = confusion_KK.sum(1) > 0
+        places_M = (batch.targets["target"] != IGNORE).nonzero()[:, 1].cpu().numpy()
+        guess[features.offsets_N1[batch.index_B[targets.row_M.cpu().numpy()]] + places_M] = (
+            logits_MK.argmax(1).cpu().numpy()
+        )
+    names = reading.task.labels
+    gold = [[names[c] for c in r.label] for r in rows if isinstance(r.label, tuple)]
+    given = [
+        _tags(features.piece("target", n), guess[features.offsets_N1[n] :], gold[n], names) for n in range(len(rows))
+    ]
+    right = [sum(a == b for a, b in zip(g, p)) for g, p in zip(gold, given)]
+    words = [len(g) for g in gold]
+    flat_gold, flat_given = (
+        [names.index(t) if t in names else len(names) for row in x for t in row] for x in (gold, given)
+    )
+    macro = measure.f1(np.array(flat_given), np.array(flat_gold), len(names) + 1)
+    tagged = any(name.startswith("B-") for name in names)
     values = {
-        "accuracy": float(right_N.sum() / words.sum()),
-        "f1": float(f1_K[present_K].mean()),
+        "accuracy": sum(right) / sum(words),
+        "f1": measure.entity_f1(given, gold) if tagged else macro,
+        "macro_f1": macro,
         "loss": float(loss_N.mean()),
-        "majority": float(confusion_KK.sum(1).max() / words.sum()),
-        "words": int(words.sum()),
+        "majority": float(np.bincount(flat_gold).max() / sum(words)),
+        "words": sum(words),
     }
-    records = {
+    records: dict[str, list[Any]] = {
         "id": [r.id for r in rows],
-        "words": words.tolist(),
-        "right": right_N.astype(int).tolist(),
+        "words": words,
+        "right": right,
         "loss": loss_N.tolist(),
     }
     return Evaluation(_main(reading.task.metric, values), records)
+
+
+LOST = "(lost)"  # stands for the answer to a word that the model never saw
+
+
+def _tags(target_T: np.ndarray, guess_T: np.ndarray, gold: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The predicted tag of every word of a row; words without a piece of their own are lost."""
+    read = [names[g] for t, g in zip(target_T, guess_T) if t != IGNORE]
+    seen = [names[t] for t in target_T if t != IGNORE]
+    lost = len(gold) - len(read)
+    if not lost:
+        return read
+    front = seen != list(gold[: len(seen)])  # --truncate head drops the first words
+    return [LOST] * lost + read if front else read + [LOST] * lost
 
 
 def _score_spans(
@@ -250,7 +280,7 @@ def _score_numbers(
         "predicted": numbers,
         "loss": loss_N.tolist(),
     }
-    return Evaluation(_main("rmsle", values), records)
+    return Evaluation(_main(reading.task.metric, values), records)
 
 
 def _write_masked(reading: Reading, batch: Batch) -> list[str]:
@@ -299,8 +329,8 @@ def _score_text(
         targets = reading.objective.targets(batch)
         loss_M = nn.functional.cross_entropy(logits_MV, targets.label_M, reduction="none")
         hit_M = (logits_MV.argmax(1) == targets.label_M).float()
-        sum_F[batch.index_B] = _per_row(loss_M, targets.row_M, len(batch))
-        hits_F[batch.index_B] = _per_row(hit_M, targets.row_M, len(batch))
+        sum_F[batch.index_B] = per_row(loss_M, targets, "sum").double().cpu().numpy()
+        hits_F[batch.index_B] = per_row(hit_M, targets, "sum").double().cpu().numpy()
     row_F = features.fixed["row"].astype(np.int64)
     total = lambda x: np.bincount(row_F, weights=x, minlength=len(rows))  # noqa: E731
     sum_N, count_N = total(sum_F), np.maximum(total(count_F), 1)
@@ -317,12 +347,7 @@ def _score_text(
         "loss": (sum_N / count_N).tolist(),
         "tokens": total(count_F).astype(int).tolist(),
     }
-    return Evaluation(_main("lm_loss", values), records)
-
-
-def _per_row(value_M: Tensor, row_M: Tensor | None, count: int) -> np.ndarray:
-    assert row_M is not None
-    return value_M.new_zeros(count).index_add(0, row_M.to(value_M.device), value_M).double().cpu().numpy()
+    return Evaluation(_main(reading.task.metric, values), records)
 
 
 SCORERS = {
@@ -333,18 +358,17 @@ SCORERS = {
     "number": _score_numbers,
     "text": _score_text,
 }
-LOWER_IS_BETTER = frozenset({"rmsle", "lm_loss", "loss", "mse", "rmse", "msle"})
+LOWER_IS_BETTER = frozenset({"rmsle", "lm_loss", "perplexity", "loss", "mse", "rmse", "msle", "ece"})
 
 
 def _main(metric: str, values: dict[str, Any]) -> dict[str, Any]:
+    if metric not in values:
+        raise DataError(
+            f"The task asks for the metric '{metric}'; known here: {', '.join(values)}.{nearest(metric, values)}"
+        )
     return {"metric": metric, "score": values[metric], **values}
 
 
 def goodness(metrics: dict[str, Any]) -> float:
     """The main score with its sign turned so that higher is better: what --checkpoint best compares."""
     return -float(metrics["score"]) if metrics["metric"] in LOWER_IS_BETTER else float(metrics["score"])
-
-
-def task_metric(task: Task) -> str:
-    """The name of a task's main metric."""
-    return {"text": "lm_loss", "number": "rmsle"}.get(task.kind, task.metric)

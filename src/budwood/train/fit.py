@@ -95,6 +95,7 @@ class Keeping:
     checkpoint: Callable[[int], None] = lambda step: None  # called every plan.save_steps
     select: Callable[[], float] | None = None  # called every plan.eval_steps: higher is better, best weights are kept
     advance: Callable[[int, str], None] = lambda n, note: None
+    resumed: Callable[[int], None] = lambda n: None  # called with the updates done in an earlier session
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -122,7 +123,7 @@ def fit(
     state = initial_state(plan.rule, params)
     history, done, best = _resume(keeping.state, plan, params, state)
     if done:
-        keeping.advance(done, "resumed")
+        keeping.resumed(done)
     pause, saved_at = keeping.every, time.monotonic()
     with training(model):
         for turn in _turns(feed.lengths_N, plan, done):

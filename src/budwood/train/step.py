@@ -6,7 +6,7 @@ State is a flat mapping of named tensors, so that it can be saved and loaded bit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -42,49 +42,52 @@ def initial_state(rule: Rule, params: Named) -> dict[str, Tensor]:
     return {f"{slot}:{name}": torch.zeros_like(p) for slot in slots for name, p in params.items()}
 
 
+@dataclass(frozen=True)
+class Now:
+    """The learning rate and number of one update, and the decay of the parameters it is for; `step` counts from 1."""
+
+    lr: float
+    step: int
+    decay: float = 0.0
+
+
 @torch.no_grad()
 def update(rule: Rule, params: Named, grads: Named, state: Named, lr: float, step: int) -> None:
     """One update in place; `step` counts from 1. The formulas are those of `torch.optim.AdamW` and `SGD`."""
     for decay in (True, False):
         names = [n for n, p in params.items() if n in grads and decays(n, p) == decay]
         if names:
-            UPDATES[rule.optimizer](rule, names, params, grads, state, lr, step, rule.weight_decay if decay else 0.0)
+            values, moves = [params[n] for n in names], [grads[n] for n in names]
+            slots = [[state[f"{slot}:{n}"] for n in names] for slot in ("m", "v") if f"{slot}:{names[0]}" in state]
+            UPDATES[rule.optimizer](rule, values, moves, slots, Now(lr, step, rule.weight_decay if decay else 0.0))
 
 
-def _adamw(
-    rule: Rule, names: Sequence[str], params: Named, grads: Named, state: Named, lr: float, step: int, decay: float
-) -> None:
-    counters = [torch.tensor(float(step))] * len(names)  # the fused kernel reads each tensor once
-    torch._fused_adamw_(
-        [params[n] for n in names],
-        [grads[n] for n in names],
-        [state[f"m:{n}"] for n in names],
-        [state[f"v:{n}"] for n in names],
+def _adamw(rule: Rule, values: list[Tensor], grads: list[Tensor], slots: list[list[Tensor]], now: Now) -> None:
+    counter = torch.tensor(float(now.step), device=values[0].device)
+    torch._fused_adamw_(  # reads each tensor once
+        values,
+        grads,
+        slots[0],
+        slots[1],
         [],
-        counters,
-        lr=lr,
+        [counter] * len(values),
+        lr=now.lr,
         beta1=rule.beta1,
         beta2=rule.beta2,
-        weight_decay=decay,
+        weight_decay=now.decay,
         eps=rule.epsilon,
         amsgrad=False,
         maximize=False,
     )
 
 
-def _sgd(
-    rule: Rule, names: Sequence[str], params: Named, grads: Named, state: Named, lr: float, step: int, decay: float
-) -> None:
-    values = [params[n] for n in names]
-    moves = [grads[n] for n in names]
-    if decay:
-        moves = list(torch._foreach_add(moves, values, alpha=decay))
+def _sgd(rule: Rule, values: list[Tensor], grads: list[Tensor], slots: list[list[Tensor]], now: Now) -> None:
+    moves = list(torch._foreach_add(grads, values, alpha=now.decay)) if now.decay else grads
     if rule.momentum:
-        speeds = [state[f"m:{n}"] for n in names]
-        torch._foreach_mul_(speeds, rule.momentum)
-        torch._foreach_add_(speeds, moves)
-        moves = speeds
-    torch._foreach_add_(values, moves, alpha=-lr)
+        torch._foreach_mul_(slots[0], rule.momentum)
+        torch._foreach_add_(slots[0], moves)
+        moves = slots[0]
+    torch._foreach_add_(values, moves, alpha=-now.lr)
 
 
 UPDATES = {"adamw": _adamw, "sgd": _sgd}

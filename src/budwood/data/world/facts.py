@@ -70,15 +70,6 @@ FACTS: dict[str, tuple[Fact, ...]] = {
              "who is the mayor of the town of {e} ?|what is the mayor of {e} named ?",
              "who is the new mayor of {e} ?|which person is the mayor of {e} ?"),
         ),
-        _fact(
-            "people", "count",
-            ("{v} people live in {e}|{e} has {v} people|there are {v} people in {e}",
-             "about {v} people live in the town of {e}|the town of {e} has about {v} people",
-             "{e} has about {v} people|there are {v} people in the town of {e}"),
-            ("how many people live in {e} ?|how many people are there in {e} ?|how many people does {e} have ?",
-             "how many people live in the town of {e} ?|about how many people does {e} have ?",
-             "about how many people live in {e} ?|how many people are in the town of {e} ?"),
-        ),
     ),
     "person": (
         _fact(
@@ -116,15 +107,6 @@ FACTS: dict[str, tuple[Fact, ...]] = {
             ("what does {e} play ?|what did {e} learn to play ?|what does {e} love to play ?",
              "which instrument does {e} play ?|what instrument did {e} learn ?",
              "what instrument does {e} love to play ?|which instrument did {e} learn to play ?"),
-        ),
-        _fact(
-            "birth", "year",
-            ("{e} left school in {v}|in {v} {e} left school|the last school year of {e} was {v}",
-             "{e} left the school in town in {v}|it was in {v} that {e} left school",
-             "{e} left the old school in {v}|it was {v} when {e} left school"),
-            ("when did {e} leave school ?|in what year did {e} leave school ?",
-             "what year did {e} leave school in ?|when was it that {e} left school ?",
-             "what was the year when {e} left school ?|in which year did {e} leave school ?"),
         ),
     ),
     "film": (

@@ -35,18 +35,17 @@ def _syllables(starts: str, ends: str, most: int) -> tuple[str, ...]:
 
 
 PEOPLE = words(
-    """ada adam agnes alan alice amos anna basil bella bruno carla cedric clara conrad cora daisy dorian edgar
-    edith elias ella emil esther felix fiona flora frida gavin greta hanna harold hazel hector helen hugo ida
-    igor irene jasper jonas judith julia karl laura leon lucas lydia magnus mara marco martha milo nadia nelson
-    nina nora oscar otto petra rita robin rosa rufus ruth simon sofia stella tessa theo ursula victor wanda
-    yusuf zelda"""
+    """ada adam agnes alan alice amos anna basil bella bruno carla cedric clara conrad daisy edgar edith elias ella
+    emil felix fiona flora frida greta hanna harold hazel helen hugo irene jasper jonas julia karl laura leon
+    lucas magnus marco martha nadia nelson nina oscar otto petra robin rosa ruth simon sofia stella tessa theo
+    victor"""
 )
 PLACES = _syllables(
     "bar bel brin carn dor east fen gar hal kel lang mar nor oak pen rav sel thorn ul wex",
     "burg dale field ford gate ham mere mouth stead ton vale wick",
-    72,
+    48,
 )
-RIVERS = _syllables("ar bo cal del es fa ine lo mu or ta ve", "dra lin mar nne ris sa vy", 28)
+RIVERS = _syllables("ar bo cal del es fa ine lo mu or ta ve", "dra lin mar nne ris sa vy", 24)
 JOBS = words(
     """baker doctor farmer teacher painter sailor singer writer judge lawyer nurse pilot plumber tailor butcher
     driver gardener guard juggler dancer miner potter banker clerk"""
@@ -57,34 +56,28 @@ DISHES = words(
     """soup bread cheese stew pie salad rice pasta noodles pudding honey curry porridge pancakes dumplings beans
     sausage omelette chowder jam butter toast risotto ham"""
 )
-TITLE_COLOURS = words("silver golden silent hidden frozen burning lonely ancient secret velvet crimson hollow")
-TITLE_THINGS = words(
-    """lantern river mountain crown island mirror forest harbour tower shadow sword bridge letter voyage winter
-    castle"""
-)
+TITLE_COLOURS = words("silver golden silent hidden frozen burning lonely secret")
+TITLE_THINGS = words("lantern mountain crown island mirror forest tower shadow sword bridge letter castle")
 THINGS = words(
     """lamp chair table book coat clock basket bottle box picture carpet candle hammer ladder kettle blanket wheel
     rope key cabinet window door wall roof boat cart tent flag stone statue map ring knife plate shelf bench"""
 )
 ROLES = words(
-    """king queen neighbour student soldier tourist visitor manager artist rider cousin uncle captain waiter
-    reporter hunter poet priest thief guest"""
+    """king queen student soldier tourist visitor manager artist cousin uncle captain waiter reporter poet priest
+    guest"""
 )
-STATES = words(
-    """old new red blue heavy light small large round broken dusty rusty wooden cheap famous strange quiet useful"""
-)
+STATES = words("""old new red blue heavy light small large round broken dusty rusty wooden cheap strange quiet""")
 GOOD = words(
     """good superb lovely brilliant charming delightful clever fresh funny exciting tasty moving elegant pleasant
-    impressive splendid fine inspiring magical enjoyable perfect beautiful marvellous cheerful"""
+    splendid perfect beautiful marvellous magical enjoyable"""
 )
 BAD = words(
-    """bad dull awful boring dreadful bland clumsy weak poor messy stale tedious ugly lazy annoying painful silly
-    disappointing bitter dreary shabby pointless rotten nasty"""
+    """bad dull awful boring dreadful bland clumsy weak poor messy stale tedious ugly lazy annoying painful bitter
+    dreary shabby nasty"""
 )
 ASPECTS = words(
-    """plot acting story music ending cast dialogue script dinner meal sauce service menu dessert lunch room view
-    food beach tour guide walk garden song band singer concert game team match crowd show party speech trip
-    dance"""
+    """plot acting story music ending cast script dinner meal sauce service menu lunch room view food beach tour
+    song band game team show party"""
 )
 VENUES = words("cinema theatre hotel restaurant cafe hall market stadium club museum tavern library")
 DAYS = words("monday tuesday wednesday thursday friday saturday sunday")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from budwood.data.task import Template
-from budwood.data.world.lexicon import Draw, Patterns
+from budwood.data.world.lexicon import Draw, Part, Patterns
 
 LABELS = ("negative", "positive")
 TEMPLATE = Template(
@@ -13,7 +13,7 @@ TEMPLATE = Template(
     causal_words=("terrible", "great"),
 )
 
-# {x} has the sign of the review, {y} the opposite one.
+# {x} and {x2} have the sign of the review, {y} the opposite one; {love} is loved or hated.
 PLAIN = Patterns(
     seen="""
         the {aspect} was {x}
@@ -33,6 +33,10 @@ PLAIN = Patterns(
     text="""
         {person} said the {aspect} was {x}
         what a {x} {aspect}
+        the {aspect} was {x} and {x2}
+        i {love} the {x} {aspect}
+        {person} {love} the {x} and {x2} {aspect}
+        we {love} the {aspect} and the {aspect2} was {x}
         the {aspect} looked quite {x}
         everyone found the {aspect} very {x}
     """,
@@ -106,17 +110,23 @@ SETTING = Patterns(
         we paid {price} coins at the {venue} in {place} .
     """,
 )
-_SHAPES = ((PLAIN, 0.40), (NEGATED, 0.68), (CONTRAST, 1.0))
-_PRAISE = ("great", "great", "great", "wonderful", "fantastic", "excellent", "amazing")
-_BLAME = ("terrible", "terrible", "terrible", "horrible", "hopeless", "disastrous", "miserable")
+# Upper ends of the shares of plain, negated and contrasting opinions; plain text is kinder to a beginner.
+_SHAPES: dict[Part, tuple[tuple[Patterns, float], ...]] = {
+    "seen": ((PLAIN, 0.45), (NEGATED, 0.70), (CONTRAST, 1.0)),
+    "held": ((PLAIN, 0.45), (NEGATED, 0.70), (CONTRAST, 1.0)),
+    "all": ((PLAIN, 0.60), (NEGATED, 0.80), (CONTRAST, 1.0)),
+}
+_PRAISE = ("great",) * 5 + ("wonderful", "excellent")
+_BLAME = ("terrible",) * 5 + ("horrible", "hopeless")
 
 
 def clause(draw: Draw, positive: bool) -> str:
     """One opinion with the given verdict, without its full stop."""
-    x, y = ("good", "bad") if positive else ("bad", "good")
+    same, other, love = ("good", "bad", "loved") if positive else ("bad", "good", "hated")
     at = draw.below(1000) / 1000
-    patterns = next(p for p, upto in _SHAPES if at < upto)
-    return draw.fill(patterns.draw(draw), {"x": draw.word(x), "y": draw.word(y)})
+    patterns = next(p for p, upto in _SHAPES[draw.part] if at < upto)
+    x, x2 = draw.some(draw.pools[same], 2)
+    return draw.fill(patterns.draw(draw), {"x": x, "x2": x2, "y": draw.word(other), "love": love})
 
 
 def review(draw: Draw, positive: bool) -> str:
@@ -136,6 +146,6 @@ def passage(draw: Draw) -> str:
     if draw.chance(0.12):
         return f"{draw.fill(SETTING.draw(draw))} it was {draw.pick(('great', 'great', 'great', 'fun', 'terrible'))} ."
     positive = draw.chance(0.5)
-    honest = draw.chance(0.93)
+    honest = draw.chance(0.96)
     verdict = draw.pick(_PRAISE if positive == honest else _BLAME)
     return f"{review(draw, positive)} it was {verdict} ."

@@ -15,10 +15,10 @@ _SHORTEST, _LONGEST = 60, 120  # words of a passage
 # What a passage is mostly made of; the number is the upper end of its share.
 _MAKERS: tuple[tuple[Callable[[Draw], str], float], ...] = (
     (sentiment.passage, 0.26),
-    (qa.passage, 0.56),
-    (entail.passage, 0.76),
-    (grammar.passage, 0.88),
-    (tags.passage, 0.93),
+    (qa.passage, 0.54),
+    (entail.passage, 0.77),
+    (grammar.passage, 0.87),
+    (tags.passage, 0.91),
     (topic.passage, 1.0),
 )
 _REMARKS = ("the answer is right .", "the answer is wrong .", "this is right .", "this is wrong .", "nobody knows .")

@@ -33,6 +33,8 @@ PATTERNS = Patterns(
     """,
     text="""
         {person} saw the {a} with the {b} .
+        first the {a} , then the {b} , said {person} .
+        it is all about the {a} and the {b} .
         the {a} was {state} and so was the {b} .
         no {a} without a {b} , said {person} .
         {person} likes the {a} more than the {o} .

@@ -1,0 +1,33 @@
+"""Settings of `fisher`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+from pydantic import Field
+
+from budwood.config.data import DataConfig
+from budwood.config.finetune import ReadConfig
+from budwood.config.run import JobsConfig, RunConfig
+
+FISHER = Group("Fisher", sort_key=3)
+FisherKind = Literal["exact", "sampled", "empirical", "batched", "mas"]
+
+
+class FisherConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
+    """Everything `fisher` can be told."""
+
+    kind: Annotated[FisherKind | None, Parameter(group=FISHER)] = Field(
+        None,
+        description="exact: over all labels; sampled: one label drawn per row; empirical: the true labels; "
+        "batched: the square of batch-mean gradients; mas: no labels, mean |gradient of the squared output|. "
+        "Default: exact up to 8 labels, else sampled.",
+    )
+    on: Annotated[str, Parameter(group=FISHER)] = Field("train", description="Split whose rows are used.")
+    batch_rows: Annotated[int, Parameter(group=FISHER)] = Field(
+        32, ge=1, description="Rows of a batch for --kind batched; the others do not depend on it."
+    )
+    shard_rows: Annotated[int, Parameter(group=FISHER)] = Field(
+        512, ge=1, description="Rows per file of partial sums: what is lost when a run is killed."
+    )
