@@ -67,10 +67,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_flags_named_in_the_docs_exist() -> None:
-    from budwood.config.finetune import EvaluateConfig, FinetuneConfig
     from budwood.config.options import option_names
+    from budwood.studies.verbs import VERBS
 
-    known = {o for c in (FinetuneConfig, EvaluateConfig) for n, f in c.model_fields.items() for o in option_names(n, f)}
+    known = {
+        o for v in VERBS.values() for c in (v.settings,) for n, f in c.model_fields.items() for o in option_names(n, f)
+    }
     known |= {"--small", "--group", "--help", "--version"}
     for page in PAGES:
         used = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", page.read_text()))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from budwood.data.task import Task
     from budwood.methods.result import Result
 
-__all__ = ["evaluate", "finetune", "task"]
+__all__ = ["evaluate", "finetune", "fisher", "task"]
 
 
 def task(name: str, **settings: Any) -> Task:
@@ -36,6 +36,11 @@ def finetune(model: Any, task: str | Task, **settings: Any) -> Result:
 def evaluate(model: Any, task: str | Task, **settings: Any) -> Result:
     """Score a model on a task as it is."""
     return _run("evaluate", model, task, settings)
+
+
+def fisher(model: Any, task: str | Task, **settings: Any) -> Result:
+    """Diagonal Fisher information of a model on a task; the artefact is `result.run / "fisher.safetensors"`."""
+    return _run("fisher", model, task, settings)
 
 
 def _run(verb: str, model: Any, task: str | Task, settings: dict[str, Any]) -> Result:

@@ -12,7 +12,7 @@ from budwood.data.batch import Features
 from budwood.errors import ModelError
 from budwood.models.objective import Head
 from budwood.models.reading import RowFeed
-from budwood.train.fit import Keeping, Plan, fit, trainable
+from budwood.train.fit import Keeping, Plan, Replay, Terms, fit, trainable
 from budwood.train.step import Rule
 from tests.cases import PAD, VOCABULARY, build
 
@@ -110,7 +110,7 @@ def test_weight_zero_leaves_a_row_out() -> None:
     kept = np.arange(20) < 12
     weighted, subset = model(dropout=0), model(dropout=0)
     once = plan(steps=1, batch_size=20, rule=Rule("sgd"), warmup=0.0, max_grad_norm=0.0)
-    fit(weighted, Head(), rows, once, weights_N=kept.astype(np.float32) * 20 / 12)
+    fit(weighted, Head(), rows, once, terms=Terms(weights_N=kept.astype(np.float32) * 20 / 12))
     fit(subset, Head(), RowFeed(rows.features.take(np.flatnonzero(kept)), PAD), once)
     for name, value in weights(subset).items():
         torch.testing.assert_close(weights(weighted)[name], value, rtol=1e-4, atol=1e-6)
@@ -126,7 +126,11 @@ def test_penalty_enters_loss_and_gradient() -> None:
     m = model(dropout=0)
     before = weights(m)
     history = fit(
-        m, Head(), feed(), plan(steps=1, rule=Rule("sgd"), learning_rate=0.5, max_grad_norm=0.0), penalty=Pull()
+        m,
+        Head(),
+        feed(),
+        plan(steps=1, rule=Rule("sgd"), learning_rate=0.5, max_grad_norm=0.0),
+        terms=Terms(penalty=Pull()),
     )
     assert history.points[0]["loss"] > 100
     touched = [n for n, p in m.named_parameters() if not torch.equal(p, before[n])]
@@ -165,3 +169,26 @@ def test_nothing_to_train_and_divergence_are_told() -> None:
     with pytest.raises(ModelError, match="became nan at update"):
         fit(model(), Head(), feed(), plan(learning_rate=1e30, max_grad_norm=0.0, rule=Rule("sgd")))
     assert trainable(model())
+
+
+def test_replayed_rows_add_their_mean_gradient() -> None:
+    """One update on a rows with b replayed = one update on both with weights that make the two means."""
+    rows, other = feed(8), feed(6, seed=9)
+    once = plan(steps=1, batch_size=8, rule=Rule("sgd"), warmup=0.0, max_grad_norm=0.0)
+    replayed, joined = model(dropout=0), model(dropout=0)
+    history = fit(replayed, Head(), rows, once, terms=Terms(replay=Replay(Head(), other, rows=6, weight=0.5)))
+    parts = [rows.features, other.features]
+    ids = [f.piece("input_ids", n).tolist() for f in parts for n in range(len(f))]
+    labels = [int(f.fixed["label"][n]) for f in parts for n in range(len(f))]
+    both = RowFeed(Features.from_lists([str(i) for i in range(14)], {"input_ids": ids}, {"label": labels}), PAD)
+    weights_N = np.array([14 / 8] * 8 + [0.5 * 14 / 6] * 6, dtype=np.float32)
+    together = fit(
+        joined,
+        Head(),
+        both,
+        plan(steps=1, batch_size=14, rule=Rule("sgd"), warmup=0.0, max_grad_norm=0.0),
+        terms=Terms(weights_N=weights_N),
+    )
+    assert history.points[0]["loss"] == pytest.approx(together.points[0]["loss"], rel=1e-5)
+    for name, value in weights(joined).items():
+        torch.testing.assert_close(weights(replayed)[name], value, rtol=1e-4, atol=1e-6)

@@ -25,6 +25,7 @@ COMMANDS = {
     "demo": ("demo", "the whole story on the shipped models, without network, in minutes"),
     "finetune": ("finetune", "teach a model a task, and score it"),
     "evaluate": ("evaluate", "score a model as it is: metrics, calibration, one record per example"),
+    "fisher": ("fisher", "how much each weight matters to a task: diagonal Fisher information"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
     "runs": ("runs", "list runs; with --group mean, spread and median over seeds"),
     "compare": ("compare", "settings and metrics in which two runs differ"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
@@ -67,8 +68,27 @@ class TrainConfig(Config):
         (), description="Train nothing but these: bias, head, or a name pattern."
     )
     l1_to_base: Annotated[float, Parameter(group=TRAINING)] = Field(
-        0.0, ge=0, description="Weight of the sum of |weight - start|."
+        0.0, ge=0, allow_inf_nan=False, description="Weight of the sum of |weight - start|."
     )
+    l2_to_base: Annotated[float, Parameter(group=TRAINING)] = Field(
+        0.0, ge=0, allow_inf_nan=False, description="Weight of half the sum of (weight - start)^2."
+    )
+    ewc: Annotated[tuple[Path, ...], Parameter(group=TRAINING, negative="")] = Field(
+        (), description="Fisher runs or files: weights that matter to those tasks are held (EWC)."
+    )
+    ewc_strength: Annotated[float, Parameter(group=TRAINING)] = Field(
+        0.0, ge=0, allow_inf_nan=False, description="Weight of half the sum of Fisher x (weight - start)^2."
+    )
+    ewc_scale: Annotated[Literal["normalised", "raw"], Parameter(group=TRAINING)] = Field(
+        "normalised", description="normalised: Fisher scaled to mean 1, so that strengths compare; raw: as it is."
+    )
+    ewc_decay: Annotated[float, Parameter(group=TRAINING)] = Field(
+        1.0, gt=0, le=1, description="With several Fishers: factor on the sum of the earlier ones (online EWC)."
+    )
+    replay: Annotated[str | None, Parameter(group=TRAINING)] = Field(
+        None, description="A task whose rows ride along with every update, so that it is not forgotten."
+    )
+    replay_rows: Annotated[int, Parameter(group=TRAINING)] = Field(16, ge=1, description="Replayed rows per update.")
     checkpoint: Annotated[Literal["last", "best"], Parameter(group=TRAINING)] = Field(
         "last", description="Weights kept: of the last update, or best on validation."
     )

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from budwood.config.finetune import EvaluateConfig, FinetuneConfig
+from budwood.config.fisher import FisherConfig
 from budwood.data.batch import training_batches
 from budwood.data.task import Row, Task
+from budwood.methods.fisher import kind_for
 from budwood.models.load import load
 from budwood.models.reading import Reading, head_spec, mode_for, reading
 from budwood.models.reference import ModelRef
@@ -72,6 +74,29 @@ def evaluate(cfg: EvaluateConfig, models: tuple[ModelRef, ...], task: Task) -> d
         "flops": 2.0 * _dense(read) * tokens,
         "memory_bytes": parameters * 4 + 64 * int(read.loaded.model.config.hidden_size) * TOKENS,
         "seconds": round(_time_forward(read, sample) * len(rows) + 2, 1),
+    }
+
+
+def fisher(cfg: FisherConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:
+    """Figures of a Fisher run: one forward and backward pass per row and question, sums as large as the model."""
+    torch.set_num_threads(cfg.threads or torch.get_num_threads())
+    read = _reading(cfg, models[0], task)
+    rows = task.rows(cfg.on)
+    sample = _sample(read, rows)
+    kind = kind_for(cfg, task)
+    passes = max(1, len(task.labels) - 1) if kind == "exact" and task.kind == "label" else 1
+    batches = training_batches(sample.lengths_N, 32, 0, 0)[:TRIALS]
+    parameters = sum(p.numel() for p in read.loaded.model.parameters())
+    tokens = float(sample.lengths_N.mean()) * len(rows)
+    return {
+        "mode": read.mode,
+        "kind": kind,
+        "parameters": parameters,
+        "rows": len(rows),
+        "flops": (2.0 + 6.0 * passes) * _dense(read) * tokens,
+        "memory_bytes": parameters * 4 * 3,
+        "disk_bytes": parameters * 4,
+        "seconds": round(_time_steps(read, sample, batches) / 32 * len(rows) * (0.4 + 1.2 * passes) + 3, 1),
     }
 
 

@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from budwood.config.finetune import FinetuneConfig
+from budwood.config.data import DataConfig
+from budwood.config.finetune import FinetuneConfig, ReadConfig
 from budwood.data.batch import seed_of
+from budwood.data.source import load_task
 from budwood.data.task import Row, Task
-from budwood.errors import DataError
+from budwood.errors import ConfigError, DataError
 from budwood.figures.curve import loss_curve
 from budwood.figures.save import drawing, save
 from budwood.methods.card import model_card
 from budwood.methods.evaluate import keep_records
 from budwood.methods.session import Session
-from budwood.models.load import load, random_weights
+from budwood.models.load import Loaded, load, random_weights
 from budwood.models.load import save as save_model
 from budwood.models.reading import Reading, head_spec, mode_for, reading
 from budwood.store.files import write_text, writing_directory
 from budwood.train.evaluate import Evaluation, evaluate, goodness
-from budwood.train.fit import History, Keeping, Penalty, Plan, fit, trainable
+from budwood.train.fit import History, Keeping, Plan, Replay, Terms, fit
+from budwood.train.penalty import Holding, make_penalty
 from budwood.train.plan import device_for, make_plan, prepare_model
-
-
-@dataclass(frozen=True)
-class L1ToBase:
-    """weight x sum of |value - start| over all trained parameters, with its (sub)gradient."""
-
-    weight: float
-    start: dict[str, Tensor]
-
-    def __call__(self, params: dict[str, Tensor], grads: dict[str, Tensor]) -> float:
-        """Add the gradient to `grads`; returns the value."""
-        total = 0.0
-        with torch.no_grad():
-            for name, grad in grads.items():
-                delta = params[name] - self.start[name]
-                total += float(delta.abs().sum())
-                grad.add_(delta.sign(), alpha=self.weight)
-        return self.weight * total
 
 
 def finetune(session: Session) -> dict[str, Any]:
@@ -61,13 +44,17 @@ def finetune(session: Session) -> dict[str, Any]:
         train_rows, selection_rows = _rows(task, cfg)
         features = read.encode(train_rows)
     plan = make_plan(cfg, len(features), int(loaded.model.config.hidden_size), cfg.seed)
+    penalty, held = make_penalty(loaded.model, _holding(cfg))
+    terms = Terms(penalty=penalty, replay=_replay(cfg, loaded))
     _announce(session, read, train_rows, plan, sizes)
+    if held:
+        say(f"  EWC: effective coefficient {held['ewc_effective']:.3g} on {held['ewc_held']:,} weights")
     test_rows = task.rows(task.reported)
     zero = {}
     if mode in ("prompt", "causal") and task.kind in ("label", "regression"):
         zero = {"zero_shot": _scored(session, read, test_rows, "zero-shot").metrics["score"]}
         say(f"zero-shot {task.metric}: {zero['zero_shot']:.4f}")
-    history = _train(session, read, features, plan, selection_rows)
+    history = _train(session, read, features, plan, selection_rows, terms)
     found = _scored(session, read, test_rows, "evaluate")
     metrics = {
         "split": task.reported,
@@ -83,9 +70,35 @@ def finetune(session: Session) -> dict[str, Any]:
         **({"best_step": history.best_step} if plan.eval_steps else {}),
         **{f"train_{k}": v for k, v in features.info.items() if v and k in ("truncated", "answers_lost", "words_lost")},
         "fresh_weights": len(loaded.fresh),
+        **held,
     }
     _keep(session, read, found, history, metrics)
     return metrics
+
+
+def _holding(cfg: FinetuneConfig) -> Holding:
+    names = Holding.__dataclass_fields__
+    return Holding(**{n: getattr(cfg, n) for n in names})
+
+
+def _replay(cfg: FinetuneConfig, loaded: Loaded) -> Replay | None:
+    """Rows of another task to ride along, read by the same model; a model that cannot read them is refused."""
+    if cfg.replay is None:
+        return None
+    task = load_task(DataConfig(task=cfg.replay, data_dir=cfg.data_dir, offline=cfg.offline, data_seed=cfg.data_seed))
+    other = ReadConfig(max_length=cfg.max_length, mlm_probability=cfg.mlm_probability)
+    mode = mode_for(other, task, loaded.ref)
+    if hasattr(loaded.model, "get_output_embeddings") and mode in ("mlm", "clm", "prompt", "causal"):
+        able = loaded.model.get_output_embeddings() is not None
+    else:
+        able = False
+    if not able:
+        raise ConfigError(
+            f"--replay {cfg.replay} (mode {mode}) cannot be read by a model that trains in mode {cfg.mode or 'head'}: "
+            "they share no head. Replay text or prompts beside --mode prompt, causal, mlm or clm."
+        )
+    read = reading(loaded, task, other, mode, cfg.seed, cfg.reduce)
+    return Replay(read.objective, read.feed(read.encode(task.rows("train"))), cfg.replay_rows)
 
 
 def _rows(task: Task, cfg: FinetuneConfig) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
@@ -126,13 +139,11 @@ def _announce(session: Session, read: Reading, rows: tuple[Row, ...], plan: Plan
         )
 
 
-def _train(session: Session, read: Reading, features: Any, plan: Plan, selection_rows: tuple[Row, ...]) -> History:
+def _train(
+    session: Session, read: Reading, features: Any, plan: Plan, selection_rows: tuple[Row, ...], terms: Terms
+) -> History:
     cfg, run = session.cfg, session.run
     model = read.loaded.model
-    penalty: Penalty | None = None
-    if cfg.l1_to_base:
-        start = {n: p.detach().clone() for n, p in trainable(model).items()}
-        penalty = L1ToBase(cfg.l1_to_base, start)  # type: ignore[assignment]
 
     def checkpoint(step: int) -> None:
         with writing_directory(run.file("checkpoints", f"checkpoint-{step}")) as part:
@@ -147,7 +158,7 @@ def _train(session: Session, read: Reading, features: Any, plan: Plan, selection
         keeping = Keeping(
             state=state, every=every, checkpoint=checkpoint, select=select, advance=bar.advance, resumed=bar.resumed
         )
-        return fit(model, read.objective, read.feed(features), plan, keeping, penalty)
+        return fit(model, read.objective, read.feed(features), plan, keeping, terms)
 
 
 def _scored(session: Session, read: Reading, rows: tuple[Row, ...], stage: str) -> Evaluation:

@@ -46,6 +46,12 @@ VERBS = {
             "budwood.methods.evaluate:evaluate",
             "budwood.methods.estimate:evaluate",
         ),
+        Verb(
+            "fisher",
+            "budwood.config.fisher:FisherConfig",
+            "budwood.methods.fisher:fisher",
+            "budwood.methods.estimate:fisher",
+        ),
     )
 }
 

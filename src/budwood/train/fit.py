@@ -47,6 +47,30 @@ class Penalty(Protocol):
         """Add the gradient, return the value."""
 
 
+@dataclass(frozen=True)
+class Replay:
+    """Rows of another task that ride along with every update, so that it is not forgotten."""
+
+    objective: Objective
+    feed: Feed
+    rows: int
+    weight: float = 1.0
+
+    def draw(self, seed: int, step: int) -> np.ndarray:
+        """The rows of one update: a function of seed and step alone."""
+        rng = np.random.default_rng(seed_of(seed, "replay", step))
+        return rng.choice(len(self.feed.lengths_N), min(self.rows, len(self.feed.lengths_N)), replace=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What enters the loss beside its plain mean: weights of examples, a penalty, replayed rows."""
+
+    weights_N: np.ndarray | None = None
+    penalty: Penalty | None = None
+    replay: Replay | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How long and how fast to train: all numbers decided."""
@@ -109,14 +133,14 @@ def fit(
     feed: Feed,
     plan: Plan,
     keeping: Keeping | None = None,
-    penalty: Penalty | None = None,
-    weights_N: np.ndarray | None = None,
+    terms: Terms | None = None,
 ) -> History:
     """Train `model` in place; returns the loss curve. With `keeping.select`, ends with the best weights seen.
 
-    The loss of an update is the mean over its examples of (weight x) loss, plus the penalty.
+    The loss of an update is the mean over its examples of (weight x) loss, plus the penalty, plus the mean loss of the
+    replayed rows.
     """
-    keeping = keeping or Keeping()
+    keeping, terms = keeping or Keeping(), terms or Terms()
     params = trainable(model)
     if not params:
         raise ModelError("Nothing is left to train: --freeze and --train-only exclude every parameter.")
@@ -128,10 +152,10 @@ def fit(
     with training(model):
         for turn in _turns(feed.lengths_N, plan, done):
             step = turn.step
-            loss = _gradients(model, objective, feed, plan, turn, weights_N)
+            loss = _gradients(model, objective, feed, plan, turn, terms)
             grads = {n: p.grad for n, p in params.items() if p.grad is not None}
-            if penalty is not None:
-                loss += penalty(params, grads)
+            if terms.penalty is not None:
+                loss += terms.penalty(params, grads)
             _check(loss, step)
             norm = clip(grads, plan.max_grad_norm)
             lr = rate(step, plan.steps, plan.learning_rate, plan.warmup, plan.schedule)
@@ -182,7 +206,7 @@ def _gradients(
     feed: Feed,
     plan: Plan,
     turn: Turn,
-    weights_N: np.ndarray | None,
+    terms: Terms,
 ) -> float:
     """Fill .grad with the gradient of the mean loss over the rows of one update; returns that loss."""
     model.zero_grad(set_to_none=True)
@@ -191,9 +215,16 @@ def _gradients(
         batch = feed(rows, turn.epoch)
         torch.manual_seed(seed_of(plan.seed, "step", turn.step, part))  # dropout of this update, whoever runs it
         loss_B = objective.loss(objective.logits(model, batch), objective.targets(batch))
-        if weights_N is not None:
-            loss_B = loss_B * torch.as_tensor(weights_N[rows], dtype=loss_B.dtype, device=loss_B.device)
+        if terms.weights_N is not None:
+            loss_B = loss_B * torch.as_tensor(terms.weights_N[rows], dtype=loss_B.dtype, device=loss_B.device)
         loss = loss_B.sum() / count
+        loss.backward()
+        total += float(loss.detach())
+    if terms.replay is not None:
+        again = terms.replay
+        batch = again.feed(again.draw(plan.seed, turn.step), turn.epoch)
+        loss_B = again.objective.loss(again.objective.logits(model, batch), again.objective.targets(batch))
+        loss = again.weight * loss_B.mean()
         loss.backward()
         total += float(loss.detach())
     return total
