@@ -14,6 +14,7 @@ from budwood.data import world
 from budwood.data.batch import IGNORE
 from budwood.errors import ConfigError
 from budwood.studies import pretrain
+from budwood.studies.passages import Masker, Passage, batches, bert_rows, gpt_rows, lines_of
 
 SHIPPED = Path(budwood.__path__[0]) / "models" / "shipped"
 NAMES = ("tiny-bert", "tiny-gpt")
@@ -104,30 +105,38 @@ def test_training_is_a_function_of_its_seed(name: str, monkeypatch: pytest.Monke
     assert runs[0][2]["loss"] == runs[1][2]["loss"]
 
 
-def test_rare_single_tokens_are_masked_less() -> None:
-    common_V = np.zeros(50, bool)
-    common_V[10] = True
-    ids_BT = np.tile(np.array([2, 10, 20, 21, 21, 3]), (4000, 1))
-    masker = pretrain.Masker(4, common_V, 0.4, stop_id=-1)
+def test_masks_follow_their_rates() -> None:
+    rate_V = np.zeros(50)
+    rate_V[10], rate_V[20], rate_V[21] = 0.4, 0.1, 0.1
+    ids_BT = np.tile(np.array([2, 10, 20, 21, 9, 21, 8, 3]), (4000, 1))
+    masker = Masker(rate_V, 4, stop_id=8, answer=0.7)
     given, target = masker(ids_BT, np.ones_like(ids_BT, bool), seed=1)
-    share = (target != IGNORE).mean(0)
-    np.testing.assert_allclose(share, [0, 0.4, 0.1, 0.4, 0.4, 0], atol=0.04)
+    # the second 21 ends a sentence and stood before: an answer
+    np.testing.assert_allclose((target != IGNORE).mean(0), [0, 0.4, 0.1, 0.1, 0, 0.7, 0, 0], atol=0.03)
     chosen = target != IGNORE
     assert (target[chosen] == ids_BT[chosen]).all() and (given[~chosen] == ids_BT[~chosen]).all()
     assert abs((given[chosen] == 4).mean() - 0.8) < 0.03
 
 
-def test_rows_of_both_models_keep_the_passages() -> None:
-    docs = [[[10 * d + s] * 3 for s in range(1, 5)] for d in range(1, 60)]
-    rows = pretrain.bert_rows(docs, (2, 3), seed=0, epoch=0)
-    inner = sorted(t for row in rows.ids for t in row if t > 3)
-    assert inner == sorted(t for doc in docs for s in doc for t in s)
+def passages() -> list[Passage]:
+    """Sixty passages of two lines of two sentences of three tokens."""
+    return [[[[100 * d + 10 * n + s] * 3 for s in (1, 2)] for n in (1, 2)] for d in range(1, 61)]
+
+
+def test_rows_keep_the_passages() -> None:
+    every = sorted(t for p in passages() for line in p for s in line for t in s)
+    for share, most in ((0.0, 1), (0.5, 2)):
+        shown = lines_of(passages(), share, seed=0, epoch=0)
+        assert max(len(p) for p in shown) == most
+        assert sorted(t for p in shown for line in p for s in line for t in s) == every
+    rows = bert_rows(passages(), (2, 3), seed=0, epoch=0)
+    assert sorted(t for row in rows.ids for t in row if t > 3) == every
     assert all(
         row[0] == 2 and row[-1] == 3 and row[cut - 1] == 3 for row, cut in zip(rows.ids, rows.second, strict=True)
     )
-    fixed = pretrain.gpt_rows(docs, 0, 30, seed=0, epoch=0)
-    assert {len(row) for row in fixed.ids} == {30} and all(row[0] % 10 == 1 for row in fixed.ids)
-    used = np.concatenate(list(pretrain.batches(rows, 64, 0, 0)))
+    causal = gpt_rows(passages(), 0, 5)
+    assert causal.ids[0] == [111] * 3 + [112] * 3 + [5] + [121] * 3 + [122] * 3 + [0]
+    used = np.concatenate(list(batches(rows, 64, 0, 0)))
     assert sorted(used.tolist()) == list(range(len(rows.ids)))
 
 

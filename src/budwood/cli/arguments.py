@@ -24,27 +24,25 @@ def expand(words: Sequence[str], settings: type[Config]) -> list[str]:
     ['--seeds', '1', '--seeds', '2', '--seed', '3']
     """
     by_option = {o: (name, f) for name, f in settings.model_fields.items() for o in option_names(name, f)}
-    out: list[str] = []
+    loose: list[str] = []  # models, and what nobody knows
+    spelled: dict[str, list[str]] = {}
     files: list[str] = []
-    given: set[str] = set()
     rest = iter(words)
     for word in rest:
         option, equals, value = word.partition("=")
         if option == "--config":
             files.append(value if equals else next(rest, ""))
-            continue
-        if option not in by_option:
-            out.append(word)
-            continue
-        name, field = by_option[option]
-        given.add(name)
-        if is_switch(field):
-            out.append(word)
-            continue
-        out += _spell(option, value if equals else next(rest, None), field)
-    positional = bool(out) and not out[0].startswith("-")
+        elif option not in by_option:
+            loose.append(word)
+        else:
+            name, field = by_option[option]
+            own = [word] if is_switch(field) else _spell(option, value if equals else next(rest, None), field)
+            # a list grows, anything else is what was said last
+            spelled[name] = [*spelled.get(name, []), *own] if is_list(field) else own
+    positional = bool(loose) and not loose[0].startswith("-")
+    out = [*loose, *(w for own in spelled.values() for w in own)]
     for file in files:
-        out += _from_yaml(Path(file), settings, given, positional)
+        out += _from_yaml(Path(file), settings, set(spelled), positional)
     return out
 
 

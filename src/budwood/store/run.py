@@ -67,7 +67,7 @@ def run_name(verb: str, models: str, task: str, settings: Mapping[str, Any]) -> 
     """The default directory name, VERB-MODEL-TASK-HASH8.
 
     >>> run_name("finetune", "models/bert base", "sst2", {"a": 1})
-    'finetune-bert-base-sst2-7dc7f1dd'
+    'finetune-bert-base-sst2-cde02d92'
     """
     clean = lambda s: "".join(c if c.isalnum() or c in "._+" else "-" for c in s).strip("-") or "x"  # noqa: E731
     short = clean(Path(models.rstrip("/")).name)[:40]

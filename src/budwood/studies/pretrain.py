@@ -20,7 +20,9 @@ import numpy as np
 
 from budwood.data import world
 from budwood.data.batch import IGNORE, seed_of
+from budwood.data.world.lexicon import PEOPLE, PLACES, RIVERS
 from budwood.errors import ConfigError, nearest
+from budwood.studies.passages import Inputs, Masker, Passage, Rows, batches, bert_rows, gpt_rows, lines_of, pad, read
 from budwood.studies.vocabulary import POSITIONS, make_tokenizer
 
 if TYPE_CHECKING:
@@ -30,9 +32,8 @@ if TYPE_CHECKING:
 
 WIDTH, LAYERS, HEADS = 128, 4, 4
 STD = 0.06  # of the first weights: layers this narrow stay silent for long at the usual 0.02
-COMMON = 1000
+BETAS = (0.9, 0.99)
 REPORT = 100  # steps between two lines of progress
-Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids, real, segment, each [B, T]
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,15 @@ class Plan:
 
     name: str
     seed: int = 0
-    steps: int = 2600
-    tokens: int = 1024  # per batch, padding included
-    lr: float = 1e-3
+    steps: int = 18000
+    tokens: int = 256  # per batch, padding included: skills come with the number of updates, not of tokens
+    lr: float = 7e-4
     warmup: float = 0.06  # share of the steps
-    mask_rate: float = 0.12
+    mask_rate: float = 0.2
+    answer_rate: float = 0.5  # of label words and of answers to questions
     vocabulary: int = 2000
-    short_epochs: int = 3  # of pieces of passages, before whole ones
+    short_epochs: int = 3  # of single lines, before whole passages come in
+    left_to_right: int = 0  # first steps of tiny-bert that predict every next token: far more to learn from than masks
 
 
 # ---------------------------------------------------------------- models
@@ -94,120 +97,6 @@ def make_model(name: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> nn.M
         )
 
 
-# ---------------------------------------------------------------- rows and batches
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Token ids of rows and, for tiny-bert, the place where a second segment begins (the length where none does)."""
-
-    ids: list[list[int]]
-    second: list[int]
-
-
-def pieces(docs: Sequence[list[list[int]]], most: int, rng: np.random.Generator) -> list[list[list[int]]]:
-    """The passages cut into runs of 2 to `most` sentences."""
-    out = []
-    for doc in docs:
-        start = 0
-        while start < len(doc):
-            stop = start + int(rng.integers(2, most + 1))
-            out.append(doc[start:stop])
-            start = stop
-    return out
-
-
-def bert_rows(docs: Sequence[list[list[int]]], frame: tuple[int, int], seed: int, epoch: int) -> Rows:
-    """Passages as one segment, as two cut at a sentence, or two passages as two segments, drawn anew every epoch."""
-    rng = np.random.default_rng(seed_of(seed, "rows", epoch))
-    cls, sep = frame
-    order = rng.permutation(len(docs)).tolist()
-    ids: list[list[int]] = []
-    second: list[int] = []
-    while order:
-        doc = docs[order.pop()]
-        at = rng.random()
-        if at < 0.5 or len(doc) < 2:
-            first, rest = doc, []
-        elif at < 0.95 or not order:
-            cut = int(rng.integers(1, len(doc)))
-            first, rest = doc[:cut], doc[cut:]
-        else:
-            first, rest = doc, docs[order.pop()]
-        row = [cls, *(t for s in first for t in s), sep]
-        second.append(len(row))
-        ids.append((row + [t for s in rest for t in s] + ([sep] if rest else []))[:POSITIONS])
-    return Rows(ids, second)
-
-
-def gpt_rows(docs: Sequence[list[list[int]]], end: int, seed: int, epoch: int) -> Rows:
-    """One passage, or now and then two, each closed by the end token."""
-    rng = np.random.default_rng(seed_of(seed, "rows", epoch))
-    order = rng.permutation(len(docs)).tolist()
-    ids: list[list[int]] = []
-    while order:
-        row = [t for s in docs[order.pop()] for t in s] + [end]
-        if order and rng.random() < 0.1:
-            row += [t for s in docs[order.pop()] for t in s] + [end]
-        ids.append(row[:POSITIONS])
-    return Rows(ids, [len(row) for row in ids])
-
-
-def batches(rows: Rows, tokens: int, seed: int, epoch: int) -> Iterator[np.ndarray]:
-    """Row numbers of batches of at most `tokens` padded tokens, similar lengths together, in random order."""
-    lengths_N = np.array([len(r) for r in rows.ids])
-    order = np.argsort(lengths_N, kind="stable")
-    cuts, start = [], 0
-    while start < len(order):
-        stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * lengths_N[order[stop]] <= tokens:
-            stop += 1
-        cuts.append(order[start:stop])
-        start = stop
-    for i in np.random.default_rng(seed_of(seed, "batches", epoch)).permutation(len(cuts)):
-        yield cuts[i]
-
-
-@dataclass(frozen=True)
-class Masker:
-    """Chooses what is hidden.
-
-    A rare token that stands once in its row cannot be guessed and is chosen less often; the last word of a sentence,
-    which answers the question or sums up, is chosen four times as often.
-    """
-
-    mask_id: int  # the words of the vocabulary come after it
-    common_V: np.ndarray  # tokens that make up at least one in `COMMON` of the text
-    rate: float
-    stop_id: int  # the full stop
-
-    def __call__(self, ids_BT: np.ndarray, real_BT: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """(corrupted ids, targets): of the chosen tokens 8 in 10 are masked, 1 is random, 1 stays."""
-        rng = np.random.default_rng(seed)
-        size = len(self.common_V)
-        key_BT = ids_BT + size * np.arange(len(ids_BT))[:, None]
-        repeated_BT = np.bincount(key_BT.ravel(), minlength=size * len(ids_BT))[key_BT] > 1
-        rate_BT = np.where(repeated_BT | self.common_V[ids_BT], self.rate, self.rate / 4)
-        rate_BT[:, :-1] *= np.where(ids_BT[:, 1:] == self.stop_id, 4.0, 1.0)
-        chosen_BT = (rng.random(ids_BT.shape) < rate_BT) & real_BT & (ids_BT > self.mask_id)
-        fate_BT = rng.random(ids_BT.shape)
-        random_BT = rng.integers(self.mask_id + 1, size, ids_BT.shape)
-        out_BT = np.where(chosen_BT & (fate_BT < 0.8), self.mask_id, ids_BT)
-        out_BT = np.where(chosen_BT & (fate_BT >= 0.9), random_BT, out_BT)
-        return out_BT, np.where(chosen_BT, ids_BT, IGNORE)
-
-
-def pad(rows: Rows, index: np.ndarray, pad_id: int) -> Inputs:
-    """(ids, real, segment), each [B, T]."""
-    width = max(len(rows.ids[i]) for i in index)
-    ids_BT = np.full((len(index), width), pad_id, dtype=np.int64)
-    for b, i in enumerate(index):
-        ids_BT[b, : len(rows.ids[i])] = rows.ids[i]
-    real_BT = np.arange(width) < np.array([len(rows.ids[i]) for i in index])[:, None]
-    segment_BT = (np.arange(width) >= np.array([rows.second[i] for i in index])[:, None]) & real_BT
-    return ids_BT, real_BT, segment_BT.astype(np.int64)
-
-
 # ---------------------------------------------------------------- losses
 
 
@@ -227,6 +116,24 @@ def mlm_loss(model: Any, masker: Masker, inputs: Inputs, seed: int) -> Tensor:
     return cross_entropy(model.cls(hidden_BTD[where_BT]), torch.from_numpy(target_BT)[where_BT])
 
 
+def next_token_loss(model: Any, inputs: Inputs) -> Tensor:
+    """Mean loss of a masked model over the next tokens of a batch, each token seeing only what stands before it."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    ids_BT, real_BT, segment_BT = inputs
+    input_BT = torch.from_numpy(ids_BT)
+    width = ids_BT.shape[1]
+    before_11TT = torch.ones(1, 1, width, width, dtype=torch.bool).tril()
+    hidden_BTD = model.bert(
+        input_ids=input_BT,
+        attention_mask=before_11TT.expand(len(ids_BT), -1, -1, -1),  # padding stands on the right, where nobody looks
+        token_type_ids=torch.from_numpy(segment_BT),
+    ).last_hidden_state[:, :-1]
+    where_BT = torch.from_numpy(real_BT)[:, 1:]
+    return cross_entropy(model.cls(hidden_BTD[where_BT]), input_BT[:, 1:][where_BT])
+
+
 def clm_loss(model: Any, inputs: Inputs) -> Tensor:
     """Mean loss over the next tokens of a batch."""
     import torch
@@ -242,29 +149,24 @@ def clm_loss(model: Any, inputs: Inputs) -> Tensor:
 # ---------------------------------------------------------------- the run
 
 
-def sentences(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> list[list[list[int]]]:
-    """Token ids of every sentence of every passage."""
-    parts = [[p + " ." for p in text.removesuffix(" .").split(" . ")] for text in texts]
-    byte_level = tokenizer.mask_token is None
-    flat = [(" " if byte_level and i else "") + p for doc in parts for i, p in enumerate(doc)]
-    coded = iter(tokenizer(flat, add_special_tokens=False)["input_ids"])
-    return [[next(coded) for _ in doc] for doc in parts]
-
-
-def rows_of(plan: Plan, docs: list[list[list[int]]], tokenizer: PreTrainedTokenizerFast, epoch: int) -> Rows:
-    """The rows of one epoch: short pieces first, in which attention soon finds what belongs together."""
-    if epoch < plan.short_epochs:
-        docs = pieces(docs, 5, np.random.default_rng(seed_of(plan.seed, "pieces", epoch)))
+def rows_of(plan: Plan, passages: list[Passage], tokenizer: PreTrainedTokenizerFast, epoch: int) -> Rows:
+    """The rows of one epoch."""
+    # single lines first: in them attention soon finds what belongs together
+    shown = lines_of(passages, 0.0 if epoch < plan.short_epochs else 0.5, plan.seed, epoch)
     if plan.name == "tiny-gpt":
-        return gpt_rows(docs, tokenizer.eos_token_id, plan.seed, epoch)
-    return bert_rows(docs, (tokenizer.cls_token_id, tokenizer.sep_token_id), plan.seed, epoch)
+        return gpt_rows(shown, tokenizer.eos_token_id, tokenizer("\n")["input_ids"][0])
+    return bert_rows(shown, (tokenizer.cls_token_id, tokenizer.sep_token_id), plan.seed, epoch)
 
 
-def make_masker(docs: list[list[list[int]]], tokenizer: PreTrainedTokenizerFast, rate: float) -> Masker:
-    """The masker of a text."""
-    count_V = np.bincount([t for doc in docs for s in doc for t in s], minlength=len(tokenizer))
-    common_V = count_V * COMMON >= count_V.sum()
-    return Masker(tokenizer.mask_token_id, common_V, rate, tokenizer.convert_tokens_to_ids("."))
+def make_masker(tokenizer: PreTrainedTokenizerFast, plan: Plan) -> Masker:
+    """The masker of tiny-bert. Names and numbers can hardly be guessed and would drown the rest: masked rarely."""
+    names = tokenizer([*PEOPLE, *PLACES, *RIVERS, *"0123456789"], add_special_tokens=False)["input_ids"]
+    rate_V = np.full(len(tokenizer), plan.mask_rate)
+    rate_V[sorted({t for pieces in names for t in pieces})] = plan.mask_rate / 5
+    labels = {w for name in world.NAMES if (t := world.load(name).template) for w in t.words}
+    rate_V[tokenizer.convert_tokens_to_ids(sorted(labels))] = plan.answer_rate
+    rate_V[: tokenizer.mask_token_id + 1] = 0.0
+    return Masker(rate_V, tokenizer.mask_token_id, tokenizer.convert_tokens_to_ids("."), plan.answer_rate)
 
 
 def held_out_loss(model: Any, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> float:
@@ -272,12 +174,14 @@ def held_out_loss(model: Any, tokenizer: PreTrainedTokenizerFast, texts: Sequenc
     import torch
 
     causal = tokenizer.mask_token is None
-    flat = [[t for s in doc for t in s] for doc in sentences(texts, tokenizer)]
+    passages = read(texts, tokenizer)
     if causal:
-        ids = [[*d, tokenizer.eos_token_id] for d in flat]
+        ids = gpt_rows(passages, tokenizer.eos_token_id, tokenizer("\n")["input_ids"][0]).ids
     else:
-        ids = [[tokenizer.cls_token_id, *d, tokenizer.sep_token_id] for d in flat]
-        masker = Masker(tokenizer.mask_token_id, np.ones(len(tokenizer), bool), 0.15, stop_id=-1)
+        cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+        ids = [[cls, *(t for line in p for s in line for t in s), sep][:POSITIONS] for p in passages]
+        plain_V = np.where(np.arange(len(tokenizer)) > tokenizer.mask_token_id, 0.15, 0.0)
+        masker = Masker(plain_V, tokenizer.mask_token_id, stop_id=-1, answer=0.0)
     rows = Rows(ids, [len(i) for i in ids])
     model.eval()
     losses = []
@@ -298,16 +202,20 @@ def train(plan: Plan) -> tuple[Any, PreTrainedTokenizerFast, dict[str, Any]]:
     texts = [r.text for r in task.rows("train")]
     tokenizer = make_tokenizer(plan.name, texts, plan.vocabulary)
     model: Any = make_model(plan.name, tokenizer, plan.seed)
-    docs = sentences(texts, tokenizer)
-    masker = make_masker(docs, tokenizer, plan.mask_rate) if plan.name == "tiny-bert" else None
+    passages = read(texts, tokenizer)
+    masker = make_masker(tokenizer, plan) if plan.name == "tiny-bert" else None
     optimizer = make_optimizer(model, plan)
     model.train()
     seen, running, epoch = 0, 0.0, 0
-    for step, (at, inputs) in enumerate(islice(stream(plan, docs, tokenizer), plan.steps)):
+    for step, (at, inputs) in enumerate(islice(stream(plan, passages, tokenizer), plan.steps)):
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * schedule(step, plan)
         seed = seed_of(plan.seed, "mask", step)
-        loss = mlm_loss(model, masker, inputs, seed) if masker else clm_loss(model, inputs)
+        if masker is None:
+            loss = clm_loss(model, inputs)
+        else:
+            early = step < plan.left_to_right
+            loss = next_token_loss(model, inputs) if early else mlm_loss(model, masker, inputs, seed)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -337,10 +245,10 @@ def train(plan: Plan) -> tuple[Any, PreTrainedTokenizerFast, dict[str, Any]]:
     return model, tokenizer, {**asdict(plan), **facts, "command": f"python -m budwood.studies.pretrain {plan.name}"}
 
 
-def stream(plan: Plan, docs: list[list[list[int]]], tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[int, Inputs]]:
+def stream(plan: Plan, passages: list[Passage], tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[int, Inputs]]:
     """Batches without end, each with the number of its epoch."""
     for epoch in count():
-        rows = rows_of(plan, docs, tokenizer, epoch)
+        rows = rows_of(plan, passages, tokenizer, epoch)
         for index in batches(rows, plan.tokens, plan.seed, epoch):
             yield epoch, pad(rows, index, tokenizer.pad_token_id)
 
@@ -354,7 +262,7 @@ def make_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.01},
         {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=plan.lr)
+    return torch.optim.AdamW(groups, lr=plan.lr, betas=BETAS, fused=True)
 
 
 def schedule(step: int, plan: Plan) -> float:
@@ -396,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     save(given.out, *train(plan))
 
 
-PLANS = {"tiny-bert": Plan("tiny-bert"), "tiny-gpt": Plan("tiny-gpt", steps=1500)}
+PLANS = {"tiny-bert": Plan("tiny-bert", left_to_right=6000), "tiny-gpt": Plan("tiny-gpt")}
 
 if __name__ == "__main__":
     main()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from budwood.data.task import Template
-from budwood.data.world.lexicon import Draw, Part, Patterns, cut, words
+from budwood.data.world.lexicon import Draw, Patterns, words
 
 LABELS = ("no", "yes")
 TEMPLATE = Template(
@@ -22,14 +21,13 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class Relation:
-    """Three sentence shapes, the kind of its parties, and its words with their opposites by part of the lexicon."""
+    """Three sentence shapes, the kind of its parties, and its words with their opposites."""
 
     shape: tuple[str, str, str]
     party: str
-    pairs: Mapping[Part, tuple[tuple[str, str], ...]]
+    pairs: tuple[tuple[str, str], ...]
 
 
-_PARTS: tuple[Part, ...] = ("seen", "held", "all")
 # (premise, what follows, what does not) over {p} and its opposite {q}; {a} and {b} are the two parties.
 SHAPES: dict[str, tuple[str, str, str]] = {
     "than": ("{a} is {p} than {b}", "{b} is {q} than {a}", "{a} is {q} than {b}"),
@@ -52,14 +50,8 @@ _TIME = _pairs("came_before/came_after left_before/left_after spoke_before/spoke
 _STATE = _pairs("open/closed full/empty clean/dirty wet/dry hot/cold cheap/expensive safe/dangerous thick/thin")
 
 
-def _cut_pairs(pairs: tuple[tuple[str, str], ...], part: Part) -> tuple[tuple[str, str], ...]:
-    """Holds out a pair in both directions at once."""
-    kept = cut(list(dict.fromkeys(frozenset(p) for p in pairs)), part)
-    return tuple(p for p in pairs if frozenset(p) in kept)
-
-
 def _relation(shape: str, party: str, pairs: tuple[tuple[str, str], ...]) -> Relation:
-    return Relation(SHAPES[shape], party, {part: _cut_pairs(pairs, part) for part in _PARTS})
+    return Relation(SHAPES[shape], party, pairs)
 
 
 RELATIONS = (
@@ -93,7 +85,7 @@ PREMISE = Patterns(
 def pair(draw: Draw, follows: bool) -> tuple[str, str]:
     """A premise and a second sentence that follows from it or does not."""
     relation = draw.pick(RELATIONS)
-    p, q = draw.pick(relation.pairs[draw.part])
+    p, q = draw.pick(relation.pairs)
     a, b = draw.some(draw.pools[relation.party], 2)
     if relation.party == "thing":
         a = "the " + a

@@ -38,7 +38,7 @@ PATTERNS = Patterns(
 _VERBS = (
     ("is {state3}", "are {state3}"), ("was {state3}", "were {state3}"), ("has a {state3} side", "have a {state3} side"),
     ("looks {state3}", "look {state3}"), ("seems {state3}", "seem {state3}"), ("needs {day} off", "need {day} off"),
-    ("is in {place2}", "are in {place2}"), ("was here on {day}", "were here on {day}"),
+    ("is in {place2}", "are in {place2}"), ("was here", "were here"),
     ("belongs to {person2}", "belong to {person2}"), ("costs {price} coins", "cost {price} coins"),
 )  # fmt: skip
 _INNER = (("likes", "like"), ("knows", "know"), ("wants", "want"), ("remembers", "remember"))

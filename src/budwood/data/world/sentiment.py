@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from budwood.data.task import Template
-from budwood.data.world.lexicon import Draw, Part, Patterns
+from budwood.data.world.lexicon import Draw, Patterns
 
 LABELS = ("negative", "positive")
 TEMPLATE = Template(
@@ -110,21 +110,25 @@ SETTING = Patterns(
         we paid {price} coins at the {venue} in {place} .
     """,
 )
-# Upper ends of the shares of plain, negated and contrasting opinions; plain text is kinder to a beginner.
-_SHAPES: dict[Part, tuple[tuple[Patterns, float], ...]] = {
-    "seen": ((PLAIN, 0.45), (NEGATED, 0.70), (CONTRAST, 1.0)),
-    "held": ((PLAIN, 0.45), (NEGATED, 0.70), (CONTRAST, 1.0)),
-    "all": ((PLAIN, 0.60), (NEGATED, 0.80), (CONTRAST, 1.0)),
-}
+# Upper ends of the shares of plain, negated and contrasting opinions.
+_SHAPES = ((PLAIN, 0.5), (NEGATED, 0.75), (CONTRAST, 1.0))
 _PRAISE = ("great",) * 5 + ("wonderful", "excellent")
 _BLAME = ("terrible",) * 5 + ("horrible", "hopeless")
+_GLAD = ("i loved it .", "everyone was happy .", "we liked it a lot .", "it was a joy .", "we will come again .")
+_SORRY = (
+    "i hated it .",
+    "everyone was sad .",
+    "we disliked it a lot .",
+    "it was a shame .",
+    "we will not come again .",
+)
 
 
 def clause(draw: Draw, positive: bool) -> str:
     """One opinion with the given verdict, without its full stop."""
     same, other, love = ("good", "bad", "loved") if positive else ("bad", "good", "hated")
     at = draw.below(1000) / 1000
-    patterns = next(p for p, upto in _SHAPES[draw.part] if at < upto)
+    patterns = next(p for p, upto in _SHAPES if at < upto)
     x, x2 = draw.some(draw.pools[same], 2)
     return draw.fill(patterns.draw(draw), {"x": x, "x2": x2, "y": draw.word(other), "love": love})
 
@@ -142,10 +146,10 @@ def example(draw: Draw, index: int) -> dict[str, object]:
 
 
 def passage(draw: Draw) -> str:
-    """Plain text: reviews followed by a verdict, or a visit that was, as visits mostly are, great."""
-    if draw.chance(0.12):
-        return f"{draw.fill(SETTING.draw(draw))} it was {draw.pick(('great', 'great', 'great', 'fun', 'terrible'))} ."
+    """Plain text: an opinion and what follows from it, said once or twice."""
     positive = draw.chance(0.5)
-    honest = draw.chance(0.96)
-    verdict = draw.pick(_PRAISE if positive == honest else _BLAME)
-    return f"{review(draw, positive)} it was {verdict} ."
+    setting = draw.fill(SETTING.draw(draw)) + " " if draw.chance(0.25) else ""
+    after = _GLAD if positive else _SORRY
+    echo = " " + draw.pick(after) if draw.chance(0.5) else ""
+    verdict = draw.pick(_PRAISE if positive else _BLAME)
+    return f"{setting}{clause(draw, positive)} . it was {verdict} .{echo}"

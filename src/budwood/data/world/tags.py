@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from budwood.data.world.lexicon import Draw, Part, Patterns, cut, words
+from budwood.data.world.lexicon import Draw, Patterns, words
 
 LABELS = ("DET", "NOUN", "VERB", "ADJ", "ADV", "PREP", "PRON", "NAME", "NUM", "CONJ", "PART", "PUNCT")
 
-_PARTS: tuple[Part, ...] = ("seen", "held", "all")
 # Words that are a noun here and a verb there, or a noun here and an adjective there.
-_BOTH = words(
+BOTH = words(
     """cook watch walk play visit paint drink talk work dance plan hope rest call turn answer promise dream guess
     smile wish jump kick laugh"""
 )
-_HUES = words("light cold orange dark green calm human general")
-_ADVERBS = words("slowly quickly often gladly again loudly rarely soon badly politely")
-BOTH = {p: cut(_BOTH, p) for p in _PARTS}
-HUES = {p: cut(_HUES, p) for p in _PARTS}
-ADVERBS = {p: cut(_ADVERBS, p) for p in _PARTS}
+HUES = words("light cold orange dark green calm human general")
+ADVERBS = words("slowly quickly often gladly again loudly rarely soon badly politely")
 
 # item = word/TAG or {slot}/TAG; {w} words are noun or verb, {h} words are noun or adjective.
 PATTERNS = Patterns(
@@ -50,8 +46,8 @@ PATTERNS = Patterns(
 
 def tagged(draw: Draw) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The words of a sentence and the index of each one's class."""
-    w, w2 = draw.some(BOTH[draw.part], 2)
-    given = {"w": w, "w2": w2, "h": draw.pick(HUES[draw.part]), "adv": draw.pick(ADVERBS[draw.part])}
+    w, w2 = draw.some(BOTH, 2)
+    given = {"w": w, "w2": w2, "h": draw.pick(HUES), "adv": draw.pick(ADVERBS)}
     items = [item.rsplit("/", 1) for item in draw.fill(PATTERNS.draw(draw), given).split()]
     return tuple(word for word, _ in items), tuple(LABELS.index(tag) for _, tag in items)
 

@@ -25,7 +25,7 @@ _REMARKS = ("the answer is right .", "the answer is wrong .", "this is right .",
 
 
 def passage(draw: Draw) -> str:
-    """Sixty words or more, mostly of one kind."""
+    """Sixty words or more, mostly of one kind; every line is complete in itself."""
     at = draw.below(1000) / 1000
     main = next(maker for maker, upto in _MAKERS if at < upto)
     parts: list[str] = []
@@ -37,7 +37,7 @@ def passage(draw: Draw) -> str:
         if words + size <= _LONGEST:
             parts.append(part)
             words += size
-    return " ".join(parts)
+    return "\n".join(parts)
 
 
 def passages(seed: int, split: str, forbidden: Iterable[Row]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from budwood.data.task import Template
-from budwood.data.world.lexicon import Draw, Part, Patterns, cut
+from budwood.data.world.lexicon import Draw, Patterns
 
 LABELS = ("film", "food", "travel", "sport")
 TEMPLATE = Template(
@@ -16,8 +16,7 @@ _NOUNS = {
     "travel": "suitcase hotel passport train harbour tourist map airport ticket beach journey ferry",
     "sport": "goal referee player coach stadium race runner trophy league ball swimmer score",
 }
-_PARTS: tuple[Part, ...] = ("seen", "held", "all")
-NOUNS = {p: {k: cut(v.split(), p) for k, v in _NOUNS.items()} for p in _PARTS}
+NOUNS = {k: tuple(v.split()) for k, v in _NOUNS.items()}
 PATTERNS = Patterns(
     seen="""
         the {a} and the {b} were all that {person} spoke of .
@@ -45,11 +44,11 @@ PATTERNS = Patterns(
 def note(draw: Draw, topic: int) -> str:
     """A sentence or two with at least two nouns of the topic and at most one of another."""
     here, other = LABELS[topic], LABELS[(topic + 1 + draw.below(3)) % 4]
-    a, b, c = draw.some(NOUNS[draw.part][here], 3)
-    first = draw.fill(PATTERNS.draw(draw), {"a": a, "b": b, "o": draw.pick(NOUNS[draw.part][other])})
+    a, b, c = draw.some(NOUNS[here], 3)
+    first = draw.fill(PATTERNS.draw(draw), {"a": a, "b": b, "o": draw.pick(NOUNS[other])})
     if draw.chance(0.5):
         return first
-    return first + " " + draw.fill(PATTERNS.draw(draw), {"a": c, "b": b, "o": draw.pick(NOUNS[draw.part][other])})
+    return first + " " + draw.fill(PATTERNS.draw(draw), {"a": c, "b": b, "o": draw.pick(NOUNS[other])})
 
 
 def example(draw: Draw, index: int) -> dict[str, object]:
