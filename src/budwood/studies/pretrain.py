@@ -304,7 +304,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     save(given.out, *train(plan))
 
 
-PLANS = {"tiny-bert": Plan("tiny-bert", left_to_right=6000), "tiny-gpt": Plan("tiny-gpt")}
+PLANS = {
+    "tiny-bert": Plan("tiny-bert", steps=22000, left_to_right=13000, lr=1e-3),
+    "tiny-gpt": Plan("tiny-gpt"),
+}
 
 if __name__ == "__main__":
     main()
