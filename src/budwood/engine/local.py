@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -17,8 +16,8 @@ def run_jobs(
 ) -> None:
     """Bring every job's file into being; files that exist are kept. Order of completion does not matter.
 
-    A worker that is killed takes the pool down; a new pool gets whatever has no file yet. A job that dies or raises
-    more than `retries` times ends the run with its name.
+    A worker that is killed takes the pool down; what it may have been working on is tried alone, and a new pool gets
+    the rest. A job whose worker dies more than `retries` times ends the run with its name; one that raises, at once.
     """
     todo = missing(jobs)
     if workers <= 1:
@@ -26,16 +25,20 @@ def run_jobs(
             call(job.function, job.arguments, str(job.output))
             finished(job)
         return
-    died: Counter[str] = Counter()
     while todo := [job for job in todo if not job.done]:
-        suspects = _one_pool(todo, min(workers, len(todo)), finished)
-        for job in suspects:
-            died[job.key] += 1
-            if died[job.key] > retries:
-                raise JobError(
-                    f"The worker on {job.output.name} ({job.function}) died {died[job.key]} times. It may need more "
-                    "memory than there is: try fewer --workers, or run it alone with --workers 1 to see its error."
-                )
+        for suspect in _one_pool(todo, min(workers, len(todo)), finished):
+            _alone(suspect, retries, finished)
+
+
+def _alone(job: Job, retries: int, finished: Callable[[Job], None]) -> None:
+    """A job that was in flight when a worker died, by itself: an innocent one simply ends, a deadly one is named."""
+    for _ in range(retries):
+        if not _one_pool([job], 1, finished):
+            return
+    raise JobError(
+        f"The worker on {job.output.name} ({job.function}) died {retries + 1} times. It may need more memory than "
+        "there is: try fewer --workers, or run it alone with --workers 1 to see its error."
+    )
 
 
 def _one_pool(todo: Sequence[Job], workers: int, finished: Callable[[Job], None]) -> list[Job]:

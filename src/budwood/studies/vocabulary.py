@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,21 +40,23 @@ def make_tokenizer(name: str, texts: Sequence[str], size: int) -> PreTrainedToke
 
 
 def _wordpiece(texts: Sequence[str], size: int, specials: list[str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=64))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    splitter = pre_tokenizers.Sequence(
         [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Digits(individual_digits=True)]
     )
-    tokenizer.decoder = decoders.WordPiece()
-    printable = [chr(c) for c in range(33, 127)]
-    letters = " ".join(a + b for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghijklmnopqrstuvwxyz")
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size, min_frequency=2, special_tokens=specials, initial_alphabet=printable, show_progress=False
-    )
-    tokenizer.train_from_iterator([letters, *texts], trainer)  # letters: every letter also as a continuation
-    cls, sep = (specials.index(t) for t in ("[CLS]", "[SEP]"))  # special tokens come first
+    # The library's own trainer breaks ties at random. Whole words by their count and single characters serve as well in
+    # a world of some thirteen hundred words, and are the same every time.
+    count = Counter(w for t in texts for w, _ in splitter.pre_tokenize_str(normalizer.normalize_str(t)))
+    characters = [chr(c) for c in range(33, 127)]
+    alphabet = [*characters, *(f"##{c}" for c in characters if c.isalnum())]
+    room = max(0, size - len(specials) - len(alphabet))
+    words = [w for w, _ in sorted(count.items(), key=lambda item: (-item[1], item[0])) if len(w) > 1][:room]
+    vocabulary = {t: i for i, t in enumerate(dict.fromkeys([*specials, *alphabet, *words]))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=64))
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, splitter, decoders.WordPiece()
+    cls, sep = (vocabulary[t] for t in ("[CLS]", "[SEP]"))
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", sep), ("[CLS]", cls))
     return tokenizer
 
