@@ -35,7 +35,7 @@ lint: env
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell src tests docs benchmarks README.md CONTRIBUTING.md CHANGELOG.md
+	$(BIN)/codespell src docs README.md CONTRIBUTING.md CHANGELOG.md
 
 format: env
 	$(BIN)/ruff check --fix src tests benchmarks
