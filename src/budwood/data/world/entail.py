@@ -1,4 +1,4 @@
-"""Sentence pairs in which the second repeats, turns round or contradicts the first; the words alone do not tell."""
+"""Sentence pairs in which the second follows from the first or turns it round: converses, passives, opposites."""
 
 from __future__ import annotations
 
@@ -82,32 +82,6 @@ PREMISE = Patterns(
 )
 
 
-# What is said of {a} with {x} follows with the same {x}, and not with another.
-SAID = (
-    ("{a} owns a {x}", "animal"),
-    ("{a} plays the {x}", "instrument"),
-    ("{a} works as a {x}", "job"),
-    ("{a} cooked the {x}", "dish"),
-    ("{a} lost the {x}", "thing"),
-    ("{a} met a {x}", "role"),
-    ("{a} lives in {x}", "place"),
-    ("{a} knows {x}", "person"),
-)
-
-
-def said(draw: Draw, follows: bool) -> tuple[str, str]:
-    """A premise that says something of someone, and the same again with the same or with another value."""
-    pattern, kind = draw.pick(SAID)
-    a, c = draw.some(draw.pools["person"], 2)
-    values = [v for v in draw.some(draw.pools[kind], 4) if v not in (a, c)]
-    x, y = values[:2]
-    premise = pattern.format(a=a, x=x)
-    if draw.chance(0.3):  # someone else comes in, with a value of their own
-        premise = f"{premise} and {pattern.format(a=c, x=values[-1])}" if len(values) > 2 else premise
-    framed = draw.fill(PREMISE.draw(draw), {"s": premise, "used": a, "used2": c})
-    return framed, pattern.format(a=a, x=x if follows else y) + " ."
-
-
 def pair(draw: Draw, follows: bool) -> tuple[str, str]:
     """A premise and a second sentence that follows from it or does not."""
     relation = draw.pick(RELATIONS)
@@ -123,7 +97,7 @@ def pair(draw: Draw, follows: bool) -> tuple[str, str]:
 
 def example(draw: Draw, index: int) -> dict[str, object]:
     """The fields of row `index`; labels alternate."""
-    text, second = (said if draw.chance(0.85) else pair)(draw, index % 2 == 1)
+    text, second = pair(draw, index % 2 == 1)
     return {"text": text, "pair": second, "label": index % 2}
 
 
