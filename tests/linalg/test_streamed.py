@@ -55,6 +55,10 @@ def test_a_problem_does_not_depend_on_its_neighbours() -> None:
     feature, label = made(2)
     whole = torch.ones(ROWS, 2, dtype=torch.bool)
     blocks = lambda: iter([(slice(0, ROWS), feature)])
-    both = solve(blocks, DIMS, Regressions(label, 2, whole, torch.tensor([1.0, 100.0], dtype=torch.float64)), 1e-12, 3000)
-    alone = solve(blocks, DIMS, Regressions(label, 2, whole[:, :1], torch.tensor([1.0], dtype=torch.float64)), 1e-12, 3000)
+    both = solve(
+        blocks, DIMS, Regressions(label, 2, whole, torch.tensor([1.0, 100.0], dtype=torch.float64)), 1e-12, 3000
+    )
+    alone = solve(
+        blocks, DIMS, Regressions(label, 2, whole[:, :1], torch.tensor([1.0], dtype=torch.float64)), 1e-12, 3000
+    )
     torch.testing.assert_close(both.weight_PDK[0], alone.weight_PDK[0], rtol=1e-4, atol=1e-4)

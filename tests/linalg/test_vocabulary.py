@@ -55,7 +55,9 @@ def test_float32_stays_within_1e_5(words: v.Vocabulary, state: torch.Tensor) -> 
     assert float((total - 1).abs().max()) < 1e-5
 
 
-def test_any_block_size_gives_the_same(words: v.Vocabulary, state: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_block_size_gives_the_same(
+    words: v.Vocabulary, state: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = v.conditional_mean(words, state)[0]
     monkeypatch.setattr(v, "NUMBERS", 1 << 14)
     torch.testing.assert_close(first, v.conditional_mean(words, state)[0], rtol=1e-12, atol=1e-12)
@@ -75,7 +77,10 @@ def test_inner_products_and_their_features(words: v.Vocabulary, state: torch.Ten
 def test_projection_equals_the_explicit_matrix(words: v.Vocabulary, state: torch.Tensor) -> None:
     logz = v.log_partition(words, state)
     found = v.projected(words, state, logz, width=16, seed=5)
-    blocks = [np.random.default_rng([5, i]).standard_normal((16, s.stop - s.start)) for i, s in enumerate(v.slices(6000, v.DRAWN))]
+    blocks = [
+        np.random.default_rng([5, i]).standard_normal((16, s.stop - s.start))
+        for i, s in enumerate(v.slices(6000, v.DRAWN))
+    ]
     drawn = torch.from_numpy(np.concatenate(blocks, 1))
     left, _, right = torch.linalg.svd(drawn, full_matrices=False)
     explicit = left @ right  # the orthonormal rows nearest to the draw
@@ -90,3 +95,12 @@ def test_top_words_and_what_is_left(words: v.Vocabulary, state: torch.Tensor) ->
     torch.testing.assert_close(p, wanted)
     assert torch.equal(ids, places)
     torch.testing.assert_close(rest, 1 - wanted.sum(1), rtol=1e-8, atol=1e-12)
+
+
+def test_moments_of_words_keep_inner_products(state: torch.Tensor) -> None:
+    draw = torch.Generator().manual_seed(2)
+    few = v.Vocabulary(torch.randn(50, 24, generator=draw, dtype=torch.float64))
+    logz = v.log_partition(few, state)
+    found = v.moment_features(few, state, logz, torch.arange(600), cut=1e-13)
+    p = dense(few, state)
+    torch.testing.assert_close(found @ found.T, p @ p.T, rtol=1e-8, atol=1e-10)

@@ -26,6 +26,7 @@ COMMANDS = {
     "finetune": ("finetune", "teach a model a task, and score it"),
     "evaluate": ("evaluate", "score a model as it is: metrics, calibration, one record per example"),
     "fisher": ("fisher", "how much each weight matters to a task: diagonal Fisher information"),
+    "linear": ("linear", "how much of a task is in the frozen features: linear classifiers on what a model says next"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
     "runs": ("runs", "list runs; with --group mean, spread and median over seeds"),
     "compare": ("compare", "settings and metrics in which two runs differ"),

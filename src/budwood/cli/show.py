@@ -28,6 +28,8 @@ def serve(verb: str, cfg: Any, models: Sequence[str]) -> int:
         print(json.dumps({**result.metrics, **result.cost, "run": str(result.run.resolve())}))
     else:
         print(summary(result.metrics, result.cost))
+        if shown := results(result.metrics):
+            print(f"\n{shown}")
         print(f"\nin {result.run}")
     return 0
 
@@ -56,6 +58,16 @@ def summary(metrics: Mapping[str, Any], cost: Mapping[str, Any]) -> str:
     if cost.get("seconds") is not None:
         lines["seconds"] = f"{cost['seconds']:,.1f}"
     return f"{head}{where}{limited}\n{table(lines)}"
+
+
+def results(metrics: Mapping[str, Any]) -> str:
+    """The rows of a verb that answers with a table, baselines beneath them."""
+    rows = metrics.get("results")
+    if metrics["verb"] != "linear" or not rows:
+        return ""
+    told = [{**r, "prompt": "yes" if r.get("prompt") else "no"} for r in rows]
+    told += [{"features": name.replace("_", " "), "test": v} for name, v in metrics["baselines"].items()]
+    return grid(told, ["features", "prompt", "dims", "C", "train", "test", "low", "high"])
 
 
 def number(value: Any) -> str:

@@ -105,6 +105,23 @@ def kernel_features(inner_NM: Tensor, basis_M: Tensor, cut: float = 1e-9) -> Ten
     return inner_NM @ (vector_MM[:, kept] / value_M[kept].sqrt())
 
 
+def moment_features(
+    vocabulary: Vocabulary, state_ND: Tensor, logz_N: Tensor, basis_M: Tensor, cut: float = 1e-9
+) -> Tensor:
+    """The mirror image of `kernel_features` for rows that outnumber words: p in the eigenvectors of its V x V moments.
+
+    Directions below `cut` of the largest eigenvalue are rounding and left out, so that R is far below V as a rule.
+    """
+    moment_VV = torch.zeros(len(vocabulary), len(vocabulary), dtype=torch.float64)
+    rows = max(1, WIDE // len(vocabulary))
+    for part in slices(len(basis_M), rows):
+        p_BV = vocabulary.prob(state_ND[basis_M[part]], logz_N[basis_M[part]])
+        moment_VV += p_BV.T @ p_BV
+    value_V, vector_VV = torch.linalg.eigh(moment_VV)
+    kept_VR = vector_VV[:, value_V > cut * value_V[-1]].to(state_ND)
+    return torch.cat([vocabulary.prob(state_ND[b], logz_N[b]) @ kept_VR for b in slices(len(state_ND), rows)])
+
+
 def projected(vocabulary: Vocabulary, state_ND: Tensor, logz_N: Tensor, width: int, seed: int) -> Tensor:
     """projected_NR = A p with A [R, V] of orthonormal rows spanning a Gaussian draw of `seed`.
 

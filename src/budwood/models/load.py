@@ -36,6 +36,10 @@ AUTO_CLASSES = {
 UNBOUNDED = 100_000  # tokenizers without a limit say something astronomic
 
 
+class HeadMissing(ModelError):
+    """A language-model head was asked for, and the checkpoint has none."""
+
+
 @dataclass(frozen=True)
 class HeadSpec:
     """What a head has to tell apart: the labels of a task of kind "label" or "tokens", or a number ("regression")."""
@@ -239,7 +243,7 @@ def _check_missing(model: nn.Module, info: dict[str, Any], ref: ModelRef, mode: 
         )
     heads = sorted(n for n in fresh if n.startswith(HEAD))
     if mode in LM_MODES and heads:
-        raise ModelError(
+        raise HeadMissing(
             f"'{ref.text}' has no language-model head (its checkpoint lacks '{heads[0]}'), "
             f"so --mode {mode} would read random words. Use --mode head, or a model with its language-model head."
         )

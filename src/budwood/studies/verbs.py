@@ -52,6 +52,12 @@ VERBS = {
             "budwood.methods.fisher:fisher",
             "budwood.methods.estimate:fisher",
         ),
+        Verb(
+            "linear",
+            "budwood.config.linear:LinearConfig",
+            "budwood.methods.linear.run:linear",
+            "budwood.methods.linear.estimate:linear",
+        ),
     )
 }
 

@@ -1,0 +1,198 @@
+"""`linear` from end to end on small rows, and each family against the slow obvious way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+import budwood as bw
+from budwood.config.linear import LinearConfig
+from budwood.data.task import Row, Task
+from budwood.data.words import word_list
+from budwood.errors import ConfigError, DataError, ModelError, StoreError
+from budwood.linalg.vocabulary import Vocabulary, log_partition
+from budwood.methods.linear import families
+from budwood.methods.linear.classify import Split, classify
+from budwood.methods.linear.families import States, solver_of_p
+from budwood.methods.linear.run import splits_of
+from budwood.methods.linear.saving import size_of_p
+from budwood.methods.linear.states import encoded, load_speaker, states
+from budwood.models.reference import resolve
+
+SMALL = {"limit": 120, "limit_eval": 60, "k_fold": 3, "costs": (0.01, 1.0), "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("linear") / "run"
+    names = ("f", "phi-p", "subset", "class", "posneg", "p", "p-projected")
+    return bw.linear(
+        "tiny-gpt", "tiny-sentiment", features=names, side_by_side=True, save_p=True, top_k=20, out=out, **SMALL
+    )
+
+
+def test_every_family_has_its_row(done: Any) -> None:
+    rows = done.metrics["results"]
+    assert [(r["features"], r["prompt"]) for r in rows[:7]][0] == ("f", False)
+    assert len(rows) == 14 and all(0 <= r["test"] <= 1 and 0 <= r["train"] <= 1 for r in rows)
+    dims = {r["features"]: r["dims"] for r in rows}
+    assert dims["f"] == dims["phi-p"] == dims["p-projected"] == 128 and dims["p"] == 1924
+    assert set(done.metrics["baselines"]) == {"majority", "bag_of_words"}
+    assert (done.run / "figures" / "features.png").exists()
+
+
+def test_saved_p_is_the_model_s(done: Any) -> None:
+    from safetensors.torch import load_file
+
+    found = load_file(done.run / "p" / "prompt.safetensors")
+    assert found["ids"].shape == (180, 20)
+    total = found["p"].float().sum(1) + found["rest"]
+    assert float((total - 1).abs().max()) < 5e-3
+    assert size_of_p(180, 1924, 20) == 180 * 124
+
+
+def test_the_same_states_again_and_others_refused(done: Any, tmp_path: Path) -> None:
+    again = bw.linear(
+        "tiny-gpt", "tiny-sentiment", features=("f",), prompt=True, features_from=done.run, out=tmp_path / "a", **SMALL
+    )
+    first = next(r for r in done.metrics["results"] if r["features"] == "f" and r["prompt"])
+    assert again.metrics["results"][0]["test"] == first["test"]
+    with pytest.raises(StoreError, match="another model"):
+        bw.linear(
+            "tiny-bert",
+            "tiny-sentiment",
+            features=("f",),
+            prompt=True,
+            features_from=done.run,
+            out=tmp_path / "b",
+            **SMALL,
+        )
+    with pytest.raises(StoreError, match="another prompt"):
+        bw.linear(
+            "tiny-gpt", "tiny-sentiment", features=("f",), prompt_text="All in all it was", features_from=done.run,
+            out=tmp_path / "c", **SMALL,
+        )  # fmt: skip
+
+
+def test_bad_input_is_told(tmp_path: Path) -> None:
+    ask = lambda task, model="tiny-gpt", **more: bw.linear(
+        model, task, out=tmp_path / "x", overwrite=True, **{**SMALL, **more}
+    )
+    with pytest.raises(DataError, match="'wonderfully' of --subset-words is . tokens"):
+        ask("tiny-sentiment", features=("subset",), subset_words=("great", "wonderfully"))
+    with pytest.raises(DataError, match="training rows for 10 folds"):
+        ask("tiny-sentiment", limit=8, k_fold=10)
+    with pytest.raises(DataError, match="carry no class label"):
+        ask("tiny-text")
+    with pytest.raises(DataError, match="No list of words"):
+        ask("tiny-topic", features=("subset",))
+    with pytest.raises(ModelError, match="--untied"):
+        ask("tiny-sentiment", untied=True)
+    with pytest.raises(ConfigError, match="--read mask"):
+        ask("tiny-sentiment", read="mask")
+
+
+def test_states_do_not_depend_on_the_batch() -> None:
+    for model, prompt, place in (
+        ("tiny-gpt", "It was", "last"),
+        ("tiny-bert", "It was", "mask"),
+        ("tiny-bert", None, "cls"),
+    ):
+        speaker = load_speaker(resolve(model), "cpu")
+        rows = bw.task("tiny-sentiment").rows("test")[:9]
+        together = states(speaker, encoded(speaker, rows, prompt, place, None), place)  # type: ignore[arg-type]
+        for i in (0, 4, 8):
+            alone = states(speaker, encoded(speaker, rows[i : i + 1], prompt, place, None), place)  # type: ignore[arg-type]
+            torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_long_text_keeps_its_prompt() -> None:
+    speaker = load_speaker(resolve("tiny-gpt"), "cpu")
+    tokenizer = speaker.loaded.tokenizer
+    end = tokenizer(" It was", add_special_tokens=False)["input_ids"]
+    features = encoded(speaker, [Row("a", "the film was good . " * 400), Row("b", "fine .")], "It was", "last", None)
+    for n in range(2):
+        assert features.piece("input_ids", n)[-len(end) :].tolist() == end
+    assert features.lengths_N[0] == speaker.loaded.positions
+
+
+def fake(rows: int, size: int, seed: int = 0) -> tuple[States, np.ndarray]:
+    draw = torch.Generator().manual_seed(seed)
+    words = Vocabulary(torch.randn(size, 12, generator=draw), torch.randn(size, generator=draw))
+    state = torch.randn(rows, 12, generator=draw)
+    label = (state @ torch.randn(12, generator=draw) + 0.5 * torch.randn(rows, generator=draw) > 0).long().numpy()
+    return States(state, torch.arange(rows - 100), words, 0), label
+
+
+@pytest.mark.parametrize(("rows", "size"), [(400, 6000), (900, 150)])
+def test_short_forms_of_p_equal_the_primal(rows: int, size: int) -> None:
+    held, label = fake(rows, size)
+    own = solver_of_p(held, scaled=True, penalise_intercept=False)
+    use = torch.zeros(1, rows, dtype=torch.bool)
+    use[0, : rows - 100] = True
+    logits = own(label, 2, use, (1.0,))[0, 0]
+    p = held.words.prob(held.state_ND, log_partition(held.words, held.state_ND)).double().numpy()
+    p *= (12 / p[: rows - 100].var(0).sum()) ** 0.5
+    peer = LogisticRegression(C=1.0, max_iter=5000, tol=1e-9).fit(p[: rows - 100], label[: rows - 100])
+    ours = (logits[:, 1] - logits[:, 0]).numpy()
+    assert np.abs(ours - peer.decision_function(p)).max() < 1e-2
+    assert np.mean((ours > 0) == (peer.decision_function(p) > 0)) > 0.995
+
+
+def test_the_stream_agrees_with_the_short_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, label = fake(300, 800)
+    split = [Split(np.arange(200), np.arange(200, 300))]
+    ask = lambda: classify(solver_of_p(held, True, False), label, ("a", "b"), split, 3, (0.1, 10.0))
+    short = ask()
+    monkeypatch.setattr(families, "KERNEL_ROWS", 0)
+    streamed = ask()
+    assert isinstance(solver_of_p(held, True, False), families.Stream)
+    assert streamed.cost == short.cost
+    assert abs(streamed.test - short.test) <= 0.01 and abs(streamed.loss - short.loss) < 1e-3
+
+
+def test_words_count_in_every_form_of_one_token() -> None:
+    tokenizer = load_speaker(resolve("tiny-gpt"), "cpu").loaded.tokenizer
+    task = Task("t", "label", {"train": (Row("r"),)}, ("a", "b"))
+    found = word_list("subset", task, ("great", "we"), tokenizer)
+    tokens = tokenizer.convert_ids_to_tokens(list(found.ids))
+    assert "Ġgreat" in tokens and {"Ġwe", "we"} <= set(tokens)
+    shipped = word_list("class", bw.task("tiny-sentiment"), (), tokenizer)
+    assert [t.strip("Ġ") for t in tokenizer.convert_ids_to_tokens(list(shipped.ids))] == ["great", "terrible"]
+
+
+def test_word_logits_are_a_projection_of_f() -> None:
+    held, label = fake(300, 500)
+    cfg = LinearConfig(task="t", features=("subset",))
+    from budwood.data.words import WordList
+
+    ids = (3, 17, 90)
+    found = families.dense_features("subset", held, {"subset": WordList(("x",) * 3, ids)}, cfg)
+    wanted = held.state_ND @ held.words.weight_VD[list(ids)].T + held.words.bias_V[list(ids)]
+    torch.testing.assert_close(found, wanted)
+    log = families.dense_features(
+        "subset", held, {"subset": WordList(("x",) * 3, ids)}, cfg.model_copy(update={"word_kind": "logprob"})
+    )
+    prob = families.dense_features(
+        "subset", held, {"subset": WordList(("x",) * 3, ids)}, cfg.model_copy(update={"word_kind": "prob"})
+    )
+    torch.testing.assert_close(log.exp(), prob)
+
+
+def test_pooled_cuts_are_seeded_and_disjoint() -> None:
+    task = Task(
+        "cr",
+        "label",
+        {"train": tuple(Row(str(i), "x", label=i % 2) for i in range(40)), "test": (Row("t", "x", label=0),)},
+    )
+    label = np.arange(41) % 2
+    cuts = splits_of(LinearConfig(task="cr"), task, label)
+    assert len(cuts) == 10 and all(not set(c.train) & set(c.test) and len(c.test) == 4 for c in cuts)
+    again = splits_of(LinearConfig(task="cr"), task, label)
+    assert all((a.test == b.test).all() for a, b in zip(cuts, again))
+    assert len(splits_of(LinearConfig(task="cr", pooled=0), task, label)) == 1
