@@ -54,6 +54,15 @@ class ReadConfig(Config):
 class FinetuneConfig(ReadConfig, TrainConfig, DataConfig, RunConfig):
     """Everything `finetune` can be told."""
 
+    objective: Annotated[Literal["kl", "quad"], Parameter(group=READING)] = Field(
+        "kl",
+        description="With --mode clm. kl: cross-entropy of the next word; quad: minus its logit plus half the squared "
+        "norm of all logits.",
+    )
+    output_embedding: Annotated[Literal["learned", "fixed"], Parameter(group=READING)] = Field(
+        "learned", description="fixed: the output embedding (and what is tied to it) stays as it is."
+    )
+
 
 class EvaluateConfig(ReadConfig, DataConfig, RunConfig):
     """Everything `evaluate` can be told."""

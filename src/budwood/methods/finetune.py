@@ -10,7 +10,7 @@ import numpy as np
 
 from budwood.config.data import DataConfig
 from budwood.config.finetune import FinetuneConfig, ReadConfig
-from budwood.data.batch import seed_of
+from budwood.data.batch import budget_batches, seed_of
 from budwood.data.source import load_task
 from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, DataError
@@ -21,9 +21,13 @@ from budwood.methods.evaluate import keep_records
 from budwood.methods.session import Session
 from budwood.models.load import Loaded, load, random_weights
 from budwood.models.load import save as save_model
+from budwood.models.objective import Objective, Tokens
+from budwood.models.output import output_module
+from budwood.models.quad import Quad
 from budwood.models.reading import Reading, head_spec, mode_for, reading
+from budwood.params.tree import named
 from budwood.store.files import write_text, writing_directory
-from budwood.train.evaluate import Evaluation, evaluate, goodness
+from budwood.train.evaluate import Evaluation, evaluate, evaluating, goodness
 from budwood.train.fit import History, Keeping, Plan, Replay, Terms, fit
 from budwood.train.penalty import Holding, make_penalty
 from budwood.train.plan import device_for, make_plan, prepare_model
@@ -40,7 +44,8 @@ def finetune(session: Session) -> dict[str, Any]:
         if cfg.init == "random":
             loaded = replace(loaded, model=random_weights(loaded.model, cfg.model_seed or 0))
         read = reading(loaded, task, cfg, mode, cfg.seed, cfg.reduce)
-        sizes = prepare_model(loaded.model, cfg)
+        sizes = prepare_model(loaded.model, cfg) | _embedding_fixed(loaded, cfg)
+        asked = _asked(read, cfg)
         train_rows, selection_rows = _rows(task, cfg)
         features = read.encode(train_rows)
     plan = make_plan(cfg, len(features), int(loaded.model.config.hidden_size), cfg.seed)
@@ -54,7 +59,7 @@ def finetune(session: Session) -> dict[str, Any]:
     if mode in ("prompt", "causal") and task.kind in ("label", "regression"):
         zero = {"zero_shot": _scored(session, read, test_rows, "zero-shot").metrics["score"]}
         say(f"zero-shot {task.metric}: {zero['zero_shot']:.4f}")
-    history = _train(session, read, features, plan, selection_rows, terms)
+    history = _train(session, replace(read, objective=asked), features, plan, selection_rows, terms)
     found = _scored(session, read, test_rows, "evaluate")
     metrics = {
         "split": task.reported,
@@ -71,9 +76,47 @@ def finetune(session: Session) -> dict[str, Any]:
         **{f"train_{k}": v for k, v in features.info.items() if v and k in ("truncated", "answers_lost", "words_lost")},
         "fresh_weights": len(loaded.fresh),
         **held,
+        **_quad_loss(read, asked, test_rows),
     }
     _keep(session, read, found, history, metrics)
     return metrics
+
+
+def _asked(read: Reading, cfg: FinetuneConfig) -> Objective:
+    """What training minimises: the reading's own objective, or its quadratic rival."""
+    if cfg.objective == "kl":
+        return read.objective
+    if read.mode != "clm":
+        raise ConfigError(f"--objective quad is for --mode clm, and the mode is {read.mode}. Leave it out.")
+    return Quad(cfg.reduce)
+
+
+def _plain(read: Reading, cfg: FinetuneConfig) -> Objective:
+    """What scoring uses, whatever was minimised."""
+    return Tokens(lm=True, reduce=cfg.reduce, name="clm") if cfg.objective == "quad" else read.objective
+
+
+def _embedding_fixed(loaded: Loaded, cfg: FinetuneConfig) -> dict[str, int]:
+    """Hold the output embedding where asked to; returns how many weights still train."""
+    if cfg.output_embedding == "learned":
+        return {}
+    output_module(loaded.model).weight.requires_grad_(False)
+    return {"trained": sum(p.numel() for p in named(loaded.model).values() if p.requires_grad)}
+
+
+def _quad_loss(read: Reading, asked: Objective, rows: tuple[Row, ...]) -> dict[str, Any]:
+    """The quadratic loss on the reported rows, beside the language-model loss, where it was trained for."""
+    if not isinstance(asked, Quad):
+        return {}
+    feed = read.feed(read.encode(rows))
+    total = words = 0.0
+    with evaluating(read.loaded.model):
+        for index in budget_batches(feed.lengths_N):
+            batch = feed(index)
+            score_M2 = asked.logits(read.loaded.model, batch).double()
+            total += float((score_M2[:, 1] - score_M2[:, 0]).sum())
+            words += len(score_M2)
+    return {"objective": "quad", "quad_loss": total / words}
 
 
 def _holding(cfg: FinetuneConfig) -> Holding:
@@ -151,7 +194,8 @@ def _train(
 
     select = None
     if plan.eval_steps:
-        select = lambda: goodness(evaluate(read, selection_rows, cfg, cfg.eval_batch_size).metrics)  # noqa: E731
+        judge = replace(read, objective=_plain(read, cfg))
+        select = lambda: goodness(evaluate(judge, selection_rows, cfg, cfg.eval_batch_size).metrics)  # noqa: E731
     with session.progress.stage("train", plan.steps) as bar:
         every = float(os.environ.get("BUDWOOD_SAVE_SECONDS", Keeping.every))
         state = run.file("state.safetensors")

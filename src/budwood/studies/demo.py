@@ -55,10 +55,23 @@ def _line(row: dict[str, Any]) -> str:
 def _chapter(row: dict[str, Any]) -> str:
     pictures = "".join(_picture(p) for p in sorted((Path(row["run"]) / "figures").glob("*.svg")))
     m = row["metrics"]
+    if row["verb"] == "linear":
+        return _features_chapter(row, pictures)
     zero = f" Without training it scored {m['zero_shot']:.3f}." if m.get("zero_shot") is not None else ""
     scored = f"It scores {row['score']:.3f} ({row['metric']}) on {m['n']:,} rows of {m['split']}."
     return (
         f"<h2>{html.escape(row['step'])}</h2><p>{html.escape(row['says'])} {html.escape(scored)}{zero}</p>"
+        f"{pictures}<p><code>{html.escape(row['run'])}</code></p>"
+    )
+
+
+def _features_chapter(row: dict[str, Any], pictures: str) -> str:
+    """The table of feature families in words."""
+    m = row["metrics"]
+    parts = ", ".join(f"{r['features']} {r['test']:.3f}" for r in m["results"])
+    told = f"Test accuracy: {parts}; word counts {m['baselines']['bag_of_words']:.3f}, majority {m['majority']:.3f}."
+    return (
+        f"<h2>{html.escape(row['step'])}</h2><p>{html.escape(row['says'])} {html.escape(told)}</p>"
         f"{pictures}<p><code>{html.escape(row['run'])}</code></p>"
     )
 

@@ -140,7 +140,14 @@ def _check(script: Script, path: Path) -> None:
 
 def _settings(step: Step, out: Path, path: Path | None = None) -> Any:
     who = f"{path}: step '{step.id}' ({step.verb})" if path else f"Step '{step.id}' ({step.verb})"
-    return build_settings(verb_named(step.verb).settings, {**step.settings, "out": out / step.id}, who)
+    # a setting that is nothing but a reference names an earlier step's run, as a model does
+    named = {k: _placed(v, out) for k, v in step.settings.items()}
+    return build_settings(verb_named(step.verb).settings, {**named, "out": out / step.id}, who)
+
+
+def _placed(value: Any, out: Path) -> Any:
+    found = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    return str(out / found[1]) if found else value
 
 
 def commands(script: Script) -> list[str]:
@@ -148,7 +155,7 @@ def commands(script: Script) -> list[str]:
     lines = []
     for step in script.steps:
         models = [REFERENCE.sub(lambda m: str(script.out / m[1]), x) for x in step.models]
-        flags = [w for k, v in step.settings.items() for w in as_flag(k, v)]
+        flags = [w for k, v in step.settings.items() for w in as_flag(k, _placed(v, script.out))]
         lines.append(shlex.join(["budwood", step.verb, *models, *flags, "--out", str(script.out / step.id)]))
     return lines
 
