@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from budwood.errors import ModelError
 from budwood.params.tree import prefixes
@@ -90,6 +91,43 @@ LM_HEADS: dict[str, Callable[[Any], LmHead]] = {
     "MistralForCausalLM": lambda m: m.lm_head,
     "Qwen2ForCausalLM": lambda m: m.lm_head,
 }
+
+
+def _roberta_transform(model: Any) -> LmHead:
+    head = model.lm_head
+    return lambda h: head.layer_norm(functional.gelu(head.dense(h)))
+
+
+def _albert_transform(model: Any) -> LmHead:
+    head = model.predictions
+    return lambda h: head.LayerNorm(head.activation(head.dense(h)))
+
+
+def _distilbert_transform(model: Any) -> LmHead:
+    return lambda h: model.vocab_layer_norm(model.activation(model.vocab_transform(h)))
+
+
+# class name -> what the masked-LM head does before its output embedding
+LM_TRANSFORMS: dict[str, Callable[[Any], LmHead]] = {
+    "BertForMaskedLM": lambda m: m.cls.predictions.transform,
+    "RobertaForMaskedLM": _roberta_transform,
+    "XLMRobertaForMaskedLM": _roberta_transform,
+    "CamembertForMaskedLM": _roberta_transform,
+    "DistilBertForMaskedLM": _distilbert_transform,
+    "AlbertForMaskedLM": _albert_transform,
+    "ElectraForMaskedLM": lambda m: m.generator_predictions,
+}
+
+
+def lm_transform(model: nn.Module) -> LmHead:
+    """The part of a masked-LM head that comes before the output embedding: states [M, D] to states [M, D]."""
+    name = type(unwrapped(model)).__name__
+    if name not in LM_TRANSFORMS:
+        raise ModelError(
+            f"The masked-LM transform of a {name} is not known. Known: {', '.join(LM_TRANSFORMS)}. Use the features "
+            "'cls' or 'mask', or --mode prompt with a model that has a masked-LM head."
+        )
+    return LM_TRANSFORMS[name](unwrapped(model))
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -1,0 +1,246 @@
+"""The feature store: every layer's states of a split of a task, from one forward pass, on disk.
+
+An extraction is named by its content (weights, tokenizer, wording, rows, kind), so a changed prompt or model never
+meets old features. Rows go in shards, each a job that writes one file of 16-bit numbers with one scale per layer;
+layers are read back one at a time.
+Shapes: B examples, T tokens, D hidden, L layers (0: embedding output), M kept states of all rows laid end to end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from budwood.capture.activations import activations
+from budwood.config.probe import FeatureConfig
+from budwood.data.batch import IGNORE, Batch, Features, budget_batches
+from budwood.data.source import load_task
+from budwood.data.task import Task
+from budwood.engine.jobs import Job
+from budwood.engine.local import run_jobs
+from budwood.errors import DataError, ModelError
+from budwood.models.load import load, model_hash, random_weights
+from budwood.models.mode import in_mode
+from budwood.models.reading import Reading, head_spec, mode_for, reading
+from budwood.models.reference import resolve
+from budwood.models.sites import lm_transform, model_inputs, run, sites
+from budwood.store.files import cache_dir, canonical, digest, write_json
+
+FeatureKind = Literal["token", "target", "allowed", "cls", "last", "mean", "mask", "mlm-cls", "mlm-mask"]
+TOKENS = 4096  # padded tokens of a batch
+SHARD = 2048  # rows of a file: what is lost when a run is killed
+PEAK = 1024.0  # largest stored |value|: far from float16's limits on both sides
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Which features: a model, settings of data and reading (as a dict), a split, a kind; `random`: a seed of fresh
+    weights in place of the model's own.
+
+    kind  token: every token; target: tokens with a label; allowed: tokens where an answer may lie; cls, last, mean,
+          mask: one state per row; mlm-cls, mlm-mask: the same after the transform of the masked-LM head, last layer
+          only.
+    """
+
+    model: str
+    settings: Mapping[str, Any]
+    split: str
+    kind: FeatureKind
+    random: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able, for a job."""
+        return {
+            "model": self.model,
+            "settings": dict(self.settings),
+            "split": self.split,
+            "kind": self.kind,
+            "random": self.random,
+        }
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Features on disk. `offsets_N1` cuts the M states by encoded row (row i alone where the kind keeps one each)."""
+
+    directory: Path
+    encoded: Features
+    offsets_N1: np.ndarray
+    layers: int
+    width: int
+
+    def layer(self, number: int) -> Tensor:
+        """states_MD of one layer, float32; 0 is the embedding output."""
+        if not 0 <= number < self.layers:
+            raise DataError(f"There is no layer {number}: layers are 0 (embeddings) to {self.layers - 1}.")
+        parts = []
+        for path in sorted(self.directory.glob("*.safetensors")):
+            try:
+                with safe_open(path, "pt") as f:
+                    parts.append(f.get_tensor(f"layer.{number}").float() * f.get_tensor("scale")[number])
+            except SafetensorError as e:
+                raise DataError(f"{path} is damaged ({e}). Delete it and run the same command again.") from e
+        return torch.cat(parts)
+
+
+def states(model: nn.Module, batch: Batch, kind: FeatureKind, mask_id: int | None = None) -> list[Tensor]:
+    """What is kept of a batch, one [m, D] tensor per layer: rows in the batch's order, tokens from left to right."""
+    inputs = model_inputs(model, batch.inputs)
+    with in_mode(model, training=False), torch.no_grad(), activations(model) as seen:
+        run(sites(model).backbone, inputs)
+    real_BT = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+    if kind == "mean":
+        weight_BT = real_BT / real_BT.sum(1, keepdim=True)
+        return [torch.einsum("bt,btd->bd", weight_BT, s.float()) for s in seen]
+    if kind in ("token", "target", "allowed"):
+        keep_BT = {
+            "token": lambda: real_BT,
+            "target": lambda: batch.targets["target"] != IGNORE,
+            "allowed": lambda: (batch.targets["allowed"] != 0) & real_BT,
+        }[kind]()
+        return [s[keep_BT].float() for s in seen]
+    at_B = _place(batch.inputs["input_ids"], real_BT, kind, mask_id)
+    rows_B = torch.arange(len(at_B))
+    if kind.startswith("mlm-"):
+        with in_mode(model, training=False), torch.no_grad():
+            return [lm_transform(model)(seen[-1][rows_B, at_B]).float()]
+    return [s[rows_B, at_B].float() for s in seen]
+
+
+def _place(ids_BT: Tensor, real_BT: Tensor, kind: str, mask_id: int | None) -> Tensor:
+    if kind.endswith("mask"):
+        is_mask_BT = ids_BT == mask_id
+        if mask_id is None or not bool(is_mask_BT.any(1).all()):
+            raise ModelError(
+                "These features are read at the mask token, and a row has none. Give a prompt with {mask}."
+            )
+        return is_mask_BT.int().argmax(1)
+    return real_BT.sum(1) - 1 if kind == "last" else torch.zeros(len(ids_BT), dtype=torch.long)
+
+
+@dataclass(frozen=True)
+class _Key:
+    settings: str
+    task: Task | None = None
+
+    def __hash__(self) -> int:
+        return hash(self.settings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.settings == self.settings
+
+
+@lru_cache(maxsize=1)
+def _model(key: _Key) -> Reading:
+    given = json.loads(key.settings)
+    cfg = FeatureConfig(**given["settings"])
+    task = key.task or load_task(cfg)
+    ref = resolve(given["model"], runs_dir=Path("runs"), revision=cfg.revision, offline=True)
+    mode = mode_for(cfg, task, ref)
+    loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0)
+    if given["random"] is not None:
+        loaded = type(loaded)(
+            random_weights(loaded.model, given["random"]), loaded.tokenizer, ref, loaded.positions, loaded.fresh
+        )
+    return reading(loaded, task, cfg, mode, cfg.seed)
+
+
+def open_reading(ask: Ask, task: Task | None = None) -> Reading:
+    """The model of an extraction at its task; the last one is kept in memory."""
+    return _model(_Key(canonical({k: v for k, v in ask.as_dict().items() if k not in ("split", "kind")}), task))
+
+
+def config_of(cfg: Any) -> dict[str, Any]:
+    """The settings of any verb that decide how rows are read, for `Ask.settings`."""
+    fields = FeatureConfig.model_fields
+    return {k: v for k, v in cfg.model_dump(mode="json").items() if k in fields and k not in ("out", "progress")}
+
+
+def key_of(read: Reading, rows_digest: str, ask: Ask) -> str:
+    """Name of an extraction: everything that changes a number in it."""
+    tokenizer = digest(read.loaded.tokenizer.backend_tokenizer.to_str())
+    wording = repr((read.mode, read.encoding, read.template))
+    return digest([FORMAT, model_hash(read.loaded.model), tokenizer, wording, rows_digest, ask.kind], 12)
+
+
+def store(
+    ask: Ask,
+    task: Task | None = None,
+    workers: int = 1,
+    started: Callable[[int, int], Callable[[int], None]] = lambda total, done: lambda n: None,
+) -> Stored:
+    """The features asked for: read from disk where they were made before, else made, shard by shard."""
+    read = open_reading(ask, task)
+    rows = read.task.rows(ask.split)
+    encoded = read.encode(rows)
+    rows_digest = digest([encoded.ids, [digest(v.tobytes().hex()) for _, v in sorted(encoded.ragged.items())]])
+    home = cache_dir() / "features" / key_of(read, rows_digest, ask)
+    count = -(-len(encoded) // SHARD)
+    arguments = ask.as_dict()
+    jobs = [
+        Job("budwood.capture.features:shard", {**arguments, "shard": i}, home / f"{i:05d}.safetensors")
+        for i in range(count)
+    ]
+    advance = started(len(encoded), sum(SHARD for j in jobs if j.done))
+    run_jobs(jobs, workers, finished=lambda job: advance(SHARD))
+    kept_N = kept_counts(encoded, ask.kind)
+    with safe_open(jobs[0].output, "pt") as f:
+        layers, width = len(f.get_tensor("scale")), f.get_slice("layer.0").get_shape()[1]
+    if not (home / "about.json").exists():
+        write_json(home / "about.json", {"model": ask.model, "split": ask.split, "kind": ask.kind, "layers": layers})
+    offsets_N1 = np.concatenate([[0], np.cumsum(kept_N)]).astype(np.int64)
+    return Stored(home, encoded, offsets_N1, layers, width)
+
+
+def kept_counts(encoded: Features, kind: FeatureKind) -> np.ndarray:
+    """How many states of every encoded row are kept."""
+    if kind == "token":
+        return encoded.lengths_N
+    if kind in ("target", "allowed"):
+        kept = encoded.ragged["target"] != IGNORE if kind == "target" else encoded.ragged["allowed"] != 0
+        return np.diff(np.concatenate([[0], np.cumsum(kept)])[encoded.offsets_N1])
+    return np.ones(len(encoded), dtype=np.int64)
+
+
+def shard(arguments: dict[str, Any], part: Path) -> None:
+    """Job: all layers of one shard of rows."""
+    number = arguments.pop("shard")
+    ask = Ask(**arguments)
+    read = open_reading(ask)
+    encoded = read.encode(read.task.rows(ask.split))
+    save_shard(read, encoded, np.arange(number * SHARD, min((number + 1) * SHARD, len(encoded))), ask.kind, part)
+
+
+def save_shard(read: Reading, encoded: Features, index: np.ndarray, kind: FeatureKind, part: Path) -> None:
+    """Run the rows at `index` through the model once and write every layer's kept states, in the order of the rows."""
+    feed, mask_id = read.feed(encoded), read.loaded.tokenizer.mask_token_id
+    kept = kept_counts(encoded, kind)[index]
+    offsets = np.concatenate([[0], np.cumsum(kept)])
+    layers: list[Tensor] = []
+    for chosen in budget_batches(encoded.lengths_N[index], TOKENS):
+        found = states(read.loaded.model, feed(index[chosen], 0), kind, mask_id)
+        if not layers:
+            layers = [torch.zeros(int(offsets[-1]), found[0].shape[1]) for _ in found]
+        at = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in chosen])
+        for whole, piece in zip(layers, found):
+            whole[torch.from_numpy(at)] = piece.cpu()
+    scale = torch.tensor([max(float(x.abs().max()) if len(x) else 0.0, 1e-20) / PEAK for x in layers])
+    tensors = {f"layer.{i}": (x / scale[i]).half() for i, x in enumerate(layers)}
+    save_file({**tensors, "scale": scale}, part, {"format": str(FORMAT), "kind": kind})
+
+
+def bytes_of(read: Reading, encoded: Features, kind: FeatureKind) -> int:
+    """Bytes that an extraction takes on disk."""
+    layers = 1 if kind.startswith("mlm-") else sites(read.loaded.model).n_layers + 1
+    return int(kept_counts(encoded, kind).sum()) * int(read.loaded.model.config.hidden_size) * 2 * layers

@@ -1,0 +1,131 @@
+"""Many smooth convex problems minimised at once: Newton steps by preconditioned conjugate gradients.
+
+Problems share the matrix they are made of, so that every product is one matrix product for all of them. Gradients and
+weights are float64, the inner iterations float32; a problem that is done costs nothing any more.
+Shapes: P problems, A of them still active, D unknowns of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+INNER = 250  # most conjugate-gradient iterations of one Newton step
+HALVINGS = 40
+SLOW, STUCK = 60, 180  # inner iterations after which the preconditioner is made anew, or for each problem by itself
+DECREASE = 1e-4  # share of the promised decrease that a step must bring
+EXACT = 1e-13  # relative: below it float64 cannot tell two objectives apart
+
+
+class Problems(Protocol):
+    """P convex problems; `index_A` names the ones meant. Points and gradients are [A, D] float64."""
+
+    def evaluate(self, point_AD: Tensor, index_A: Tensor) -> tuple[Tensor, Tensor]:
+        """value_A and gradient_AD at a point, which becomes the place of the curvature of these problems."""
+
+    def curved(self, direction_AD: Tensor, index_A: Tensor) -> Tensor:
+        """The Hessian at the last point times a float32 direction."""
+
+    def prepare(self, index_A: Tensor, own: bool) -> None:
+        """Make the preconditioner anew at the last points; `own`: one for each problem instead of a shared one."""
+
+    def precondition(self, gradient_AD: Tensor, index_A: Tensor) -> Tensor:
+        """An approximate inverse Hessian times a float32 gradient."""
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Where the search ended: points, values, largest |gradient| (float64), and whether the target was met."""
+
+    point_PD: Tensor
+    value_P: Tensor
+    slope_P: Tensor
+    converged_P: Tensor
+    steps: int
+    products: int  # columns times inner iterations: what the work was
+
+
+def minimise(problems: Problems, start_PD: Tensor, tolerance: float = 1e-9, steps: int = 60) -> Minimum:
+    """Minimise every problem until its Newton decrement is below `tolerance` times (1 + its value)."""
+    count = len(start_PD)
+    point_PD = start_PD.double().clone()
+    every = torch.arange(count)
+    value_P, gradient_PD = problems.evaluate(point_PD, every)
+    converged_P = torch.zeros(count, dtype=torch.bool)
+    active_A, products, own, taken, slow = every, 0, False, 0, True
+    for taken in range(steps + 1):
+        if slow:
+            problems.prepare(active_A, own)
+        gradient_AD = gradient_PD[active_A]
+        ahead_AD = problems.precondition(gradient_AD.float(), active_A)
+        decrement_A = (gradient_AD * ahead_AD.double()).sum(1) / 2
+        done_A = decrement_A <= tolerance * (1 + value_P[active_A])
+        converged_P[active_A[done_A]] = True
+        active_A = active_A[~done_A]
+        if not len(active_A) or taken == steps:
+            break
+        step_AD, spent, inner = _newton_step(problems, gradient_PD[active_A].float(), active_A)
+        products += spent
+        slow = inner > SLOW
+        own = own or inner > STUCK
+        stuck_A = _walk(problems, point_PD, value_P, gradient_PD, step_AD.double(), active_A)
+        converged_P[active_A[stuck_A]] = True  # no step lowers the value any more: float64 is at its end
+        active_A = active_A[~stuck_A]
+        if not len(active_A):
+            break
+    return Minimum(point_PD, value_P, gradient_PD.abs().amax(1), converged_P, taken, products)
+
+
+def _walk(
+    problems: Problems, point_PD: Tensor, value_P: Tensor, gradient_PD: Tensor, step_AD: Tensor, active_A: Tensor
+) -> Tensor:
+    """Take each step, halved until it lowers its value; returns which problems could not be lowered."""
+    promise_A = (gradient_PD[active_A] * step_AD).sum(1)
+    share_A = torch.ones(len(active_A), dtype=torch.float64)
+    left_A = torch.arange(len(active_A))
+    for _ in range(HALVINGS):
+        index = active_A[left_A]
+        trial = point_PD[index] - share_A[left_A, None] * step_AD[left_A]
+        value, gradient = problems.evaluate(trial, index)
+        slack = EXACT * (1 + value_P[index].abs())
+        fine = value <= value_P[index] - DECREASE * share_A[left_A] * promise_A[left_A] + slack
+        good = index[fine]
+        point_PD[good], value_P[good], gradient_PD[good] = trial[fine], value[fine], gradient[fine]
+        left_A = left_A[~fine]
+        if not len(left_A):
+            break
+        share_A[left_A] /= 2
+    stuck_A = torch.zeros(len(active_A), dtype=torch.bool)
+    stuck_A[left_A] = True
+    if len(left_A):  # the curvature must belong to where the point stayed
+        problems.evaluate(point_PD[active_A[left_A]], active_A[left_A])
+    return stuck_A
+
+
+def _newton_step(problems: Problems, gradient_AD: Tensor, index_A: Tensor) -> tuple[Tensor, int, int]:
+    """Solve H step = gradient for every problem to a twentieth; returns steps, products spent, most iterations."""
+    step_AD = torch.zeros_like(gradient_AD)
+    rest_AD = gradient_AD.clone()
+    ahead_AD = problems.precondition(rest_AD, index_A)
+    way_AD = ahead_AD.clone()
+    power_A = (rest_AD * ahead_AD).sum(1)
+    goal_A = power_A * 0.05**2
+    left_A = torch.arange(len(index_A))
+    spent = iterations = 0
+    while len(left_A) and iterations < INNER:
+        iterations += 1
+        spent += len(left_A)
+        way = way_AD[left_A]
+        bent = problems.curved(way, index_A[left_A])
+        length = power_A[left_A] / (way * bent).sum(1).clamp_min(torch.finfo(torch.float32).tiny)
+        step_AD[left_A] += length[:, None] * way
+        rest = rest_AD[left_A] - length[:, None] * bent
+        ahead = problems.precondition(rest, index_A[left_A])
+        power = (rest * ahead).sum(1)
+        way_AD[left_A] = ahead + (power / power_A[left_A].clamp_min(1e-38))[:, None] * way
+        rest_AD[left_A], power_A[left_A] = rest, power
+        left_A = left_A[power > goal_A[left_A]]
+    return step_AD, spent, iterations

@@ -1,0 +1,361 @@
+"""L2-regularised softmax regression, many problems on one matrix at once, each solved to convergence.
+
+A problem is a column of labels, a set of row weights (a fold, a bootstrap draw, a prefix) and a cost C; its objective is
+scikit-learn's, C * sum(loss) + |w|^2 / 2 with a free intercept, divided here by C * sum(row weights). Two classes have
+one weight vector, more have one each.
+Shapes: N rows, D features, E = D + 1 (features and intercept), Y label columns, R row sets, P problems, S costs in a
+path, A problems meant, K weight vectors of a problem (1 for two classes), F folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from budwood.errors import DataError
+from budwood.linalg.newton import minimise
+
+BLOCK = 4096  # rows that are widened to float64 at a time
+STATE = 1 << 26  # most numbers of curvature held at once; more problems go in turns
+SAMPLE = 16  # rows per feature that suffice for a preconditioner
+TINY = 1e-14  # chances below it count as none in the curvature
+WHOLE = 1600  # most unknowns of a problem whose Hessian is inverted as one piece
+OWN = 1 << 27  # most numbers of preconditioners of single problems
+
+
+@dataclass(frozen=True)
+class Problems:
+    """What is solved on one matrix: labels, row weights, and which of them each problem pairs, with its costs.
+
+    `label_YN` holds classes 0 .. classes - 1 (any value where the weight is 0); `weight_RN` is how often a row counts;
+    problem p fits labels `label_P[p]` on rows `rows_P[p]` at the costs `cost_SP[:, p]`, in rising order.
+    """
+
+    label_YN: Tensor
+    weight_RN: Tensor
+    label_P: Tensor
+    rows_P: Tensor
+    cost_SP: Tensor
+    classes: int
+    penalise_intercept: bool = False
+
+    @property
+    def vectors(self) -> int:
+        """Weight vectors of a problem."""
+        return 1 if self.classes == 2 else self.classes
+
+    def take(self, index: Tensor) -> Problems:
+        """Some of the problems."""
+        return Problems(
+            self.label_YN,
+            self.weight_RN,
+            self.label_P[index],
+            self.rows_P[index],
+            self.cost_SP[:, index],
+            self.classes,
+            self.penalise_intercept,
+        )
+
+
+@dataclass(frozen=True)
+class Solution:
+    """weight_SPKD and bias_SPK in float64; objective (per row) and largest |gradient| of every problem, in float64."""
+
+    weight_SPKD: Tensor
+    bias_SPK: Tensor
+    objective_SP: Tensor
+    slope_SP: Tensor
+    converged_SP: Tensor
+
+    def logits(self, x_ND: Tensor, at: Tensor | Sequence[tuple[int, int]]) -> Tensor:
+        """logits_ANK of the problems `at` ((stage, problem) each), float32, one column per class."""
+        pairs_A2 = torch.as_tensor(at, dtype=torch.long).reshape(-1, 2)
+        weight_AKD = self.weight_SPKD[pairs_A2[:, 0], pairs_A2[:, 1]].to(x_ND)
+        bias_AK = self.bias_SPK[pairs_A2[:, 0], pairs_A2[:, 1]].to(x_ND)
+        flat = weight_AKD.flatten(0, 1) @ x_ND.T + bias_AK.flatten()[:, None]
+        logits_ANK = flat.view(*bias_AK.shape, -1).transpose(1, 2)
+        if bias_AK.shape[1] == 1:
+            logits_ANK = torch.cat([torch.zeros_like(logits_ANK), logits_ANK], 2)
+        return logits_ANK
+
+
+def solve(x_ND: Tensor, problems: Problems, tolerance: float = 1e-9) -> Solution:
+    """Every problem at every cost of its path, warm-started along it."""
+    _check(x_ND, problems)
+    count, stages = len(problems.label_P), len(problems.cost_SP)
+    turn = max(1, STATE // (len(x_ND) * problems.vectors))
+    parts = [
+        _solve_turn(x_ND, problems.take(torch.arange(i, min(i + turn, count))), tolerance)
+        for i in range(0, count, turn)
+    ]
+    assert stages
+    return Solution(*(torch.cat([getattr(p, n) for p in parts], 1) for n in Solution.__dataclass_fields__))
+
+
+def _check(x_ND: Tensor, problems: Problems) -> None:
+    if not torch.isfinite(x_ND.sum()):
+        raise DataError("Features hold a value that is no finite number. Scale them before they are stored.")
+    if bool((problems.weight_RN[problems.rows_P].sum(1) <= 0).any()):
+        raise DataError("A probe was asked to learn from no rows at all. Give more rows or fewer folds.")
+
+
+def _solve_turn(x_ND: Tensor, problems: Problems, tolerance: float) -> Solution:
+    job = _Regression(x_ND, problems)
+    count, wide = len(problems.label_P), job.width
+    point_PD = torch.zeros(count, problems.vectors * wide, dtype=torch.float64)
+    found = []
+    for cost_P in problems.cost_SP:
+        job.set_cost(cost_P)
+        end = minimise(job, point_PD, tolerance)
+        point_PD = end.point_PD
+        weight_PKE = point_PD.view(count, problems.vectors, wide)
+        weight_PKD, bias_PK = weight_PKE[..., :-1], weight_PKE[..., -1] - weight_PKE[..., :-1] @ job.mean_D
+        found.append((weight_PKD.clone(), bias_PK, end.value_P.clone(), end.slope_P, end.converged_P))
+    return Solution(*(torch.stack(part) for part in zip(*found)))
+
+
+class _Regression:
+    """The P problems at one cost each, as `newton.minimise` wants them; a point is [K, E] laid flat."""
+
+    def __init__(self, x_ND: Tensor, problems: Problems) -> None:
+        self.given_ND, self.problems = x_ND, problems
+        zero = torch.zeros(x_ND.shape[1], dtype=torch.float64)
+        # a free intercept takes up any shift, and centred columns make the curvature easier to invert
+        self.mean_D = zero if problems.penalise_intercept else x_ND.double().mean(0)
+        self.x_NE = F.pad((x_ND - self.mean_D.to(x_ND)).float(), (0, 1), value=1.0)
+        self.width = self.x_NE.shape[1]
+        self.total_P = problems.weight_RN.double().sum(1)[problems.rows_P]
+        shape = (len(problems.label_P), problems.vectors, len(x_ND))
+        self.chance_PKN = torch.empty(shape, dtype=torch.float32)
+        self.group_P = torch.zeros(shape[0], dtype=torch.long)
+        self.whole = problems.vectors * self.width <= WHOLE
+        self.inverse_GKEE = torch.empty(0)
+
+    def set_cost(self, cost_P: Tensor) -> None:
+        """Move all problems to these costs."""
+        self.decay_P = 1.0 / (cost_P.double() * self.total_P)
+
+    def evaluate(self, point_AD: Tensor, index_A: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss plus penalty, and its gradient, in float64, a block of rows at a time."""
+        vectors = self.problems.vectors
+        weight_AKE = point_AD.view(len(index_A), vectors, self.width)
+        gradient_AKE = torch.zeros_like(weight_AKE)
+        value_A = torch.zeros(len(index_A), dtype=torch.float64)
+        label_A, rows_A = self.problems.label_P[index_A], self.problems.rows_P[index_A]
+        for first in range(0, len(self.given_ND), BLOCK):
+            rows = slice(first, first + BLOCK)
+            x_BE = F.pad(self.given_ND[rows].double() - self.mean_D, (0, 1), value=1.0)
+            score_AKB = (weight_AKE.flatten(0, 1) @ x_BE.T).view(*weight_AKE.shape[:2], -1)
+            y_AB = self.problems.label_YN[label_A, rows]
+            r_AB = self.problems.weight_RN[rows_A, rows].double()
+            loss_AB, chance_AKB, miss_AKB = _loss(score_AKB, y_AB)
+            value_A += (loss_AB * r_AB).sum(1)
+            gradient_AKE += ((miss_AKB * r_AB[:, None]).flatten(0, 1) @ x_BE).view_as(gradient_AKE)
+            # tiny chances would end in denormal numbers, which multiply a hundred times slower
+            self.chance_PKN[index_A, :, rows] = torch.where(chance_AKB < TINY, 0.0, chance_AKB).float()
+        total_A, decay_A = self.total_P[index_A], self.decay_P[index_A]
+        kept_AKE = weight_AKE * self._penalised()
+        value_A = value_A / total_A + decay_A * kept_AKE.square().sum((1, 2)) / 2
+        gradient_AKE = gradient_AKE / total_A[:, None, None] + decay_A[:, None, None] * kept_AKE
+        return value_A, gradient_AKE.flatten(1)
+
+    def _penalised(self) -> Tensor:
+        """1 for every weight that the penalty counts."""
+        flag_E = torch.ones(self.width, dtype=torch.float64)
+        flag_E[-1] = float(self.problems.penalise_intercept)
+        return flag_E
+
+    def curved(self, direction_AD: Tensor, index_A: Tensor) -> Tensor:
+        """Hessian times direction, in float32."""
+        way_AKE = direction_AD.view(len(index_A), self.problems.vectors, self.width)
+        score_AKN = (way_AKE.flatten(0, 1) @ self.x_NE.T).view(*way_AKE.shape[:2], -1)
+        chance_AKN = self.chance_PKN if len(index_A) == len(self.chance_PKN) else self.chance_PKN[index_A]
+        share_AN = self._shares(index_A)
+        if self.problems.vectors == 1:
+            bent_AKN = score_AKN.mul_(chance_AKN * (1 - chance_AKN)).mul_(share_AN[:, None])
+        else:
+            bent_AKN = score_AKN.sub_((chance_AKN * score_AKN).sum(1, keepdim=True)).mul_(chance_AKN)
+            bent_AKN.mul_(share_AN[:, None])
+        out_AKE = (bent_AKN.flatten(0, 1) @ self.x_NE).view_as(way_AKE)
+        out_AKE += self.decay_P[index_A].float()[:, None, None] * (way_AKE * self._penalised().float())
+        return out_AKE.flatten(1)
+
+    def _shares(self, index_A: Tensor) -> Tensor:
+        """share_AN: what a row counts in the mean of each problem."""
+        share_AN = self.problems.weight_RN[self.problems.rows_P[index_A]].float()
+        return share_AN / self.total_P[index_A, None].float()
+
+    def prepare(self, index_A: Tensor, own: bool) -> None:
+        """Invert block-diagonal Hessians: of every problem, or of the fullest one of those with the same labels."""
+        size = self.problems.vectors ** (1 + self.whole) * self.width**2
+        if own and len(index_A) * size <= OWN:
+            leaders = index_A
+            self.group_P[index_A] = torch.arange(len(index_A))
+        else:
+            label_A = self.problems.label_P[index_A]
+            kinds, place_A = torch.unique(label_A, return_inverse=True)
+            self.group_P[index_A] = place_A
+            leaders = torch.stack([_fullest(index_A[label_A == kind], self.total_P) for kind in kinds])
+        self.inverse_GKEE = torch.stack([self._inverse(int(p)) for p in leaders])
+
+    def _inverse(self, p: int) -> Tensor:
+        """Inverse of one problem's Hessian [1, KE, KE], or of its diagonal blocks [K, E, E] where that is too large.
+
+        A sample of the rows does where there are many.
+        """
+        used_N = torch.nonzero(self.problems.weight_RN[self.problems.rows_P[p]])[:, 0]
+        used = used_N[:: max(1, len(used_N) // (SAMPLE * self.width))]
+        x_ME, chance_KM = self.x_NE[used], self.chance_PKN[p][:, used]
+        share_M = self._shares(torch.tensor([p]))[0, used] * (len(used_N) / len(used))
+        ridge_E = self.decay_P[p] * self._penalised()
+        vectors, wide = self.problems.vectors, self.width
+        whole_KEKE = torch.zeros(vectors, wide, vectors, wide, dtype=torch.float64) if self.whole else None
+        out = []
+        for k in range(vectors):
+            for j in range(k + 1 if self.whole else 1):
+                other = j if self.whole else k
+                spread_M = chance_KM[k] * (float(other == k) - chance_KM[other]) * share_M
+                block_EE = (x_ME.T @ (x_ME * spread_M[:, None])).double()
+                if whole_KEKE is None:
+                    out.append(_inverted(_ridged(block_EE, ridge_E)))
+                else:
+                    whole_KEKE[k, :, j] = block_EE
+                    whole_KEKE[j, :, k] = block_EE
+        if whole_KEKE is not None:
+            square = whole_KEKE.view(vectors * wide, -1)
+            out = [_inverted(_ridged(square, ridge_E.repeat(vectors)))]
+        return torch.stack(out).float()
+
+    def precondition(self, gradient_AD: Tensor, index_A: Tensor) -> Tensor:
+        """Block-diagonal inverse Hessians times gradients."""
+        blocks = self.inverse_GKEE.shape[1]
+        gradient_AKE = gradient_AD.view(len(index_A), blocks, -1)
+        group_A = self.group_P[index_A]
+        out_AKE = torch.empty_like(gradient_AKE)
+        for group in torch.unique(group_A):
+            mine = group_A == group
+            out_AKE[mine] = torch.einsum("ake,kef->akf", gradient_AKE[mine], self.inverse_GKEE[group])
+        return out_AKE.flatten(1)
+
+
+def _loss(score_AKB: Tensor, label_AB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, probabilities and probabilities minus truth; one score is that of class 1 against class 0."""
+    if score_AKB.shape[1] == 1:
+        score_AB, truth_AB = score_AKB[:, 0], (label_AB == 1).to(score_AKB)
+        chance_AB = score_AB.sigmoid()
+        loss_AB = F.softplus(score_AB) - truth_AB * score_AB
+        return loss_AB, chance_AB[:, None], (chance_AB - truth_AB)[:, None]
+    label_A1B = label_AB.clamp(0, score_AKB.shape[1] - 1)[:, None]  # a row that does not count may say anything
+    log_AKB = score_AKB.log_softmax(1)
+    chance_AKB = log_AKB.exp()
+    miss_AKB = chance_AKB.scatter_add(1, label_A1B, torch.full_like(chance_AKB[:, :1], -1.0))
+    return -log_AKB.gather(1, label_A1B)[:, 0], chance_AKB, miss_AKB
+
+
+def _fullest(index_A: Tensor, total_P: Tensor) -> Tensor:
+    return index_A[total_P[index_A].argmax()]
+
+
+def _ridged(block_EE: Tensor, ridge_E: Tensor) -> Tensor:
+    """With the penalty on its diagonal, and a trace more for directions that nothing holds."""
+    block_EE.diagonal().add_(ridge_E + 1e-9 * block_EE.diagonal().mean() + 1e-30)
+    return block_EE
+
+
+def _inverted(block_EE: Tensor) -> Tensor:
+    """Inverse of a positive definite matrix; where rounding has made it less, with as much more on its diagonal."""
+    more = 0.0
+    for _ in range(12):
+        factor, info = torch.linalg.cholesky_ex(block_EE + more * torch.eye(len(block_EE), dtype=block_EE.dtype))
+        if int(info) == 0:
+            return torch.cholesky_inverse(factor)
+        more = max(10 * more, 1e-7 * float(block_EE.diagonal().mean()))
+    raise DataError("Features are so large or so uneven that their curvature cannot be inverted. Standardise them.")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A cost chosen by cross-validation and the fit on all rows at every cost.
+
+    `score_SF` is the accuracy on each left-out fold; the first (smallest) cost with the best mean is `best`.
+    """
+
+    solution: Solution
+    costs: tuple[float, ...]
+    score_SF: np.ndarray
+    best: int
+
+    @property
+    def cost(self) -> float:
+        """The chosen C."""
+        return self.costs[self.best]
+
+    @property
+    def weight_KD(self) -> Tensor:
+        """Weights on all rows at the chosen cost (K = 1 for two classes)."""
+        return self.solution.weight_SPKD[self.best, 0]
+
+    @property
+    def bias_K(self) -> Tensor:
+        """Intercepts that go with `weight_KD`."""
+        return self.solution.bias_SPK[self.best, 0]
+
+    def predict(self, x_ND: Tensor) -> np.ndarray:
+        """class_N of the chosen fit."""
+        return self.solution.logits(x_ND, [(self.best, 0)])[0].argmax(1).numpy()
+
+
+def stratified_folds(label_N: np.ndarray, folds: int) -> np.ndarray:
+    """fold_N: scikit-learn's unshuffled stratified folds, every class dealt out evenly in the order of the rows.
+
+    >>> stratified_folds(np.array([0, 0, 1, 1, 0, 1]), 2).tolist()
+    [0, 0, 0, 1, 1, 1]
+    """
+    classes, first, code_N = np.unique(label_N, return_index=True, return_inverse=True)
+    code_N = np.argsort(np.argsort(first))[code_N]  # classes in the order in which they appear
+    if len(label_N) < folds:
+        raise DataError(f"{len(label_N)} rows cannot make {folds} folds. Give more rows, or fewer with --folds.")
+    order = np.sort(code_N)
+    share_FK = np.stack([np.bincount(order[f::folds], minlength=len(classes)) for f in range(folds)])
+    fold_N = np.empty(len(label_N), dtype=np.int64)
+    for k in range(len(classes)):
+        fold_N[code_N == k] = np.repeat(np.arange(folds), share_FK[:, k])
+    return fold_N
+
+
+def cross_validate(
+    x_ND: Tensor, label_N: np.ndarray, classes: int, costs: Sequence[float], fold_N: np.ndarray, **kind: bool
+) -> Chosen:
+    """Choose C by accuracy on left-out folds and fit all rows; folds and the final fit are solved together.
+
+    >>> x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    >>> y = (x[:, 0] > 0).long().numpy()
+    >>> cross_validate(x, y, 2, (0.1, 1.0), stratified_folds(y, 3)).predict(x).mean() > 0.3
+    True
+    """
+    rising = tuple(sorted(float(c) for c in costs))
+    label_N = np.asarray(label_N, dtype=np.int64)
+    folds = int(fold_N.max()) + 1
+    kept_FN = torch.from_numpy(fold_N[None] != np.arange(folds)[:, None])
+    weight_RN = torch.cat([torch.ones(1, len(label_N)), kept_FN.float()])
+    problems = Problems(
+        torch.from_numpy(label_N)[None],
+        weight_RN,
+        torch.zeros(folds + 1, dtype=torch.long),
+        torch.arange(folds + 1),
+        torch.tensor(rising, dtype=torch.float64)[:, None].repeat(1, folds + 1),
+        classes,
+        **kind,
+    )
+    solution = solve(x_ND, problems)
+    score_SF = np.zeros((len(rising), folds))
+    for f in range(folds):
+        out = torch.from_numpy(np.flatnonzero(fold_N == f))
+        guess_SN = solution.logits(x_ND[out], [(s, f + 1) for s in range(len(rising))]).argmax(2).numpy()
+        score_SF[:, f] = (guess_SN == label_N[out.numpy()]).mean(1)
+    return Chosen(solution, rising, score_SF, int(score_SF.mean(1).argmax()))
