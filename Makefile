@@ -43,6 +43,7 @@ format: env
 
 bench: env
 	$(BIN)/python benchmarks/finetune.py
+	$(BIN)/python benchmarks/linear.py
 
 show-01: env
 	$(BIN)/python benchmarks/show_01.py

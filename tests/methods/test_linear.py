@@ -196,3 +196,49 @@ def test_pooled_cuts_are_seeded_and_disjoint() -> None:
     again = splits_of(LinearConfig(task="cr"), task, label)
     assert all((a.test == b.test).all() for a, b in zip(cuts, again))
     assert len(splits_of(LinearConfig(task="cr", pooled=0), task, label)) == 1
+
+
+def test_the_whole_of_p_on_disk(tmp_path: Path) -> None:
+    held, _ = fake(300, 500)
+    from budwood.methods.linear.saving import _whole
+
+    _whole(tmp_path / "p.part", held)
+    found = np.load(tmp_path / "p.part", mmap_mode="r")
+    assert found.shape == (300, 500) and found.dtype == np.float16
+    wanted = held.words.prob(held.state_ND, held.logz_N).numpy()
+    assert np.abs(found - wanted).max() < 1e-3 and wanted.shape[0] * wanted.shape[1] * 2 == size_of_p(300, 500, 0)
+
+
+def test_the_recipe_is_complete_in_both_sizes() -> None:
+    from budwood.studies.recipe import Wishes, commands, read_recipe
+
+    small = read_recipe("frozen-features", Wishes(small=True))
+    assert {m for s in small.steps for m in s.models} <= {"tiny-gpt", "tiny-bert", "{quad}"}
+    assert any("--tuned runs/recipe-frozen-features-small/tuned" in line for line in commands(small))
+    assert len(read_recipe("frozen-features").steps) == len(small.steps)
+
+
+def test_analysis_and_checkpoints(tmp_path: Path) -> None:
+    import shutil
+
+    from budwood.methods.linear.analyse import power
+
+    source = resolve("tiny-gpt").path
+    assert source is not None
+    for step in (1, 2, 3):
+        shutil.copytree(source, tmp_path / "lm" / "checkpoints" / f"checkpoint-{step}")
+    done = bw.linear(
+        "tiny-gpt", "tiny-sentiment", features=("f",), prompt=True, analyse=True, checkpoints=tmp_path / "lm",
+        out=tmp_path / "a", **SMALL,
+    )  # fmt: skip
+    found = done.metrics["analysis"]
+    assert -1 < found["log_z_quadratic_r2"] <= 1 and -1 < found["phi_p_linear_r2"] <= 1
+    points = found["checkpoints"]["points"]
+    assert [p["checkpoint"] for p in points] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert len({p["lm_loss"] for p in points}) == 1
+    assert points[0]["f"] == pytest.approx(done.metrics["results"][0]["loss"], rel=1e-3)
+    lm = np.array([1.0, 1.1, 1.4, 2.0, 3.0])
+    fitted = power(lm, 0.2 + 0.5 * (lm - 1.0) ** 0.5)
+    assert fitted is not None and abs(fitted["b"] - 0.5) < 1e-6
+    with pytest.raises(ConfigError, match="at least 3"):
+        bw.linear("tiny-gpt", "tiny-sentiment", analyse=True, checkpoints=tmp_path, out=tmp_path / "b", **SMALL)

@@ -67,7 +67,12 @@ def results(metrics: Mapping[str, Any]) -> str:
         return ""
     told = [{**r, "prompt": "yes" if r.get("prompt") else "no"} for r in rows]
     told += [{"features": name.replace("_", " "), "test": v} for name, v in metrics["baselines"].items()]
-    return grid(told, ["features", "prompt", "dims", "C", "train", "test", "low", "high"])
+    lines = grid(told, ["features", "prompt", "dims", "C", "train", "test", "low", "high"])
+    found = metrics.get("analysis") or {}
+    fits = {k: v for k, v in found.items() if not isinstance(v, dict)}
+    ranks = found.get("checkpoints", {}).get("spearman", {})
+    fits |= {f"spearman of LM loss and task loss, {k}": v for k, v in ranks.items()}
+    return f"{lines}\n\n{table(fits)}" if fits else lines
 
 
 def number(value: Any) -> str:

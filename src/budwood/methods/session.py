@@ -49,7 +49,9 @@ class Method(Protocol):
 
 
 RUNS = Path("runs")
-ARTEFACTS = frozenset({"ewc", "features_from"})  # settings that name files: their content decides, not their place
+ARTEFACTS = frozenset(
+    {"ewc", "features_from", "checkpoints"}
+)  # settings that name files: their content decides, not their place
 
 
 def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:

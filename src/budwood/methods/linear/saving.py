@@ -5,6 +5,8 @@ Shapes: N rows, K likeliest words, V vocabulary.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -46,10 +48,10 @@ def save_p(session: Session, shop: Shop, states: States, prompted: bool) -> None
         tree.save(session.run.file("p", f"{name}.safetensors"), found, {**manifest(shop, prompted), "artefact": "p"})
 
 
-def _whole(part: object, states: States) -> None:
+def _whole(part: Path, states: States) -> None:
     """All of p as a memory-mapped array, a few rows at a time."""
     shape = (len(states.state_ND), len(states.words))
-    with open(str(part), "wb") as f:  # noqa: PTH123  # the temporary name does not end in .npy, which numpy would add
+    with part.open("wb") as f:
         np.lib.format.write_array_header_1_0(f, {"descr": "<f2", "fortran_order": False, "shape": shape})
         for b in slices(shape[0], ROWS):
             f.write(states.words.prob(states.state_ND[b], states.logz_N[b]).half().numpy().tobytes())
