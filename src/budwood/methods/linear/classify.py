@@ -29,7 +29,9 @@ class Split:
 class Solver(Protocol):
     """Fits every set of rows at every cost, and judges every row with each fit."""
 
-    dims: int
+    @property
+    def dims(self) -> int:
+        """How many features there are, however they are held."""
 
     def __call__(self, label_N: np.ndarray, classes: int, use_RN: Tensor, costs: Sequence[float]) -> Tensor:
         """logits_SRNK, one column per class."""
