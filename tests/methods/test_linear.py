@@ -140,7 +140,7 @@ def test_short_forms_of_p_equal_the_primal(rows: int, size: int) -> None:
     p *= (12 / p[: rows - 100].var(0).sum()) ** 0.5
     peer = LogisticRegression(C=1.0, max_iter=5000, tol=1e-9).fit(p[: rows - 100], label[: rows - 100])
     ours = (logits[:, 1] - logits[:, 0]).numpy()
-    assert np.abs(ours - peer.decision_function(p)).max() < 1e-2
+    assert np.abs(ours - peer.decision_function(p)).max() < 1e-3
     assert np.mean((ours > 0) == (peer.decision_function(p) > 0)) > 0.995
 
 

@@ -57,7 +57,7 @@ class Dense:
             classes=classes,
             penalise_intercept=self.penalise_intercept,
         )
-        found = softmax.solve(self.feature_ND, problems, tolerance=1e-7)
+        found = softmax.solve(self.feature_ND, problems, tolerance=1e-10)  # decisions on rare rows need it
         every = [(s, r) for s in range(len(costs)) for r in range(sets)]
         return found.logits(self.feature_ND, every).unflatten(0, (len(costs), sets))
 
