@@ -362,6 +362,14 @@ def model_hash(model: nn.Module) -> str:
     return h.hexdigest()
 
 
+def tokenizer_hash(tokenizer: Any) -> str:
+    """A hash of every token and its id: two tokenizers with the same one number words alike."""
+    h = hashlib.blake2b(digest_size=16)
+    for token, number in sorted(tokenizer.get_vocab().items()):
+        h.update(f"{number}\x00{token}\x00".encode("utf-8", "surrogatepass"))
+    return h.hexdigest()
+
+
 def random_weights(model: nn.Module, seed: int) -> nn.Module:
     """A new model of the same architecture with initial weights drawn from `seed`; the given one is untouched."""
     with torch.random.fork_rng(devices=[]):
