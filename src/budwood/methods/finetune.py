@@ -44,6 +44,8 @@ def finetune(session: Session) -> dict[str, Any]:
         if cfg.init == "random":
             loaded = replace(loaded, model=random_weights(loaded.model, cfg.model_seed or 0))
         read = reading(loaded, task, cfg, mode, cfg.seed, cfg.reduce)
+        if task.kind == "number":  # a later evaluation asks with as many masks
+            session.run.note(reading={"masks": None if cfg.parity else read.encoding.masks})
         sizes = prepare_model(loaded.model, cfg)
         train_rows, selection_rows = _rows(task, cfg)
         features = read.encode(train_rows)
