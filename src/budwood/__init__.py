@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from budwood.data.task import Task
     from budwood.methods.result import Result
 
-__all__ = ["evaluate", "finetune", "fisher", "task"]
+__all__ = ["evaluate", "finetune", "fisher", "inject", "task"]
 
 
 def task(name: str, **settings: Any) -> Task:
@@ -41,6 +41,11 @@ def evaluate(model: Any, task: str | Task, **settings: Any) -> Result:
 def fisher(model: Any, task: str | Task, **settings: Any) -> Result:
     """Diagonal Fisher information of a model on a task; the artefact is `result.run / "fisher.safetensors"`."""
     return _run("fisher", model, task, settings)
+
+
+def inject(model: Any, task: str | Task, **settings: Any) -> Result:
+    """Teach a model a new skill in every way of keeping others; `.metrics` has cells, front, hypervolume and knee."""
+    return _run("inject", model, task, settings)
 
 
 def _run(verb: str, model: Any, task: str | Task, settings: dict[str, Any]) -> Result:

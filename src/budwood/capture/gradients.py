@@ -206,9 +206,7 @@ def _packed(left_BTO: Tensor, right_BTI: Tensor) -> tuple[Tensor, Tensor]:
     return left_BTO.take_along_dim(at_BT, 1), right_BTI.take_along_dim(at_BT, 1)
 
 
-def outer_square_sum(
-    left_BTO: Tensor, right_BTI: Tensor, block: int = BLOCK, total_OI: Tensor | None = None
-) -> Tensor:
+def outer_square_sum(left_BTO: Tensor, right_BTI: Tensor, block: int = BLOCK, total_OI: Tensor | None = None) -> Tensor:
     """sum_b (sum_t left_bto right_bti)^2 as an [O, I] matrix, added to `total_OI` in place where that is given.
 
     With few positions the square is written out over pairs of them, sum_ts (l_t l_s) (r_t r_s): one matrix product and

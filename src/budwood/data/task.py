@@ -103,7 +103,8 @@ class Task:
 
 def as_json(task: Task) -> dict[str, Any]:
     """A task as plain lists and mappings, for a worker that cannot find its rows by name."""
-    return {**asdict(replace(task, splits={}, notes={})), "splits": {s: [asdict(r) for r in rows] for s, rows in task.splits.items()}}
+    rows = {split: [asdict(r) for r in rows] for split, rows in task.splits.items()}
+    return {**asdict(replace(task, splits={})), "splits": rows}
 
 
 def from_json(data: Mapping[str, Any]) -> Task:
@@ -115,7 +116,7 @@ def from_json(data: Mapping[str, Any]) -> Task:
     """
     splits = {s: tuple(Row(**_tuples(r)) for r in rows) for s, rows in data["splits"].items()}
     template = Template(**_tuples(data["template"])) if data["template"] else None
-    return Task(**{**_tuples({k: v for k, v in data.items() if k != "notes"}), "splits": splits, "template": template})
+    return Task(**{**_tuples(data), "splits": splits, "template": template})
 
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:

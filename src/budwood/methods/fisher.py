@@ -34,7 +34,7 @@ from budwood.models.objective import Objective, Targets, sample_labels
 from budwood.models.reading import Reading, head_spec, mode_for, reading
 from budwood.models.reference import resolve
 from budwood.params import tree
-from budwood.params.select import layer_of
+from budwood.params.parts import layer_name, layer_order
 from budwood.store.files import canonical, read_json, write_json
 from budwood.train.plan import device_for
 
@@ -115,7 +115,14 @@ def _from_adam(session: Session) -> dict[str, Any]:
     facts = {"kind": "adam", "mode": made["mode"], "count": made["steps"], "looped": [], "unused": []}
     manifest = {**_manifest(session), **_identity(loaded), **facts}
     metrics = _kept(session, mean, manifest)
-    return {"kind": "adam", "mode": made["mode"], "split": "train", "n": made["rows"], "steps": made["steps"], **metrics}
+    return {
+        "kind": "adam",
+        "mode": made["mode"],
+        "split": "train",
+        "n": made["rows"],
+        "steps": made["steps"],
+        **metrics,
+    }
 
 
 @dataclass(frozen=True)
@@ -315,18 +322,16 @@ def summary(mean: dict[str, Tensor]) -> dict[str, Any]:
     """Total mass, mass by layer, and how concentrated it is."""
     by_layer: dict[str, float] = {}
     for name, value in mean.items():
-        layer = layer_of(name)
-        part = f"block.{layer}" if layer is not None else "head" if name.startswith(tree.HEAD) else "embeddings"
+        part = layer_name(name)
         by_layer[part] = by_layer.get(part, 0.0) + float(value.double().sum())
     parameters = sum(v.numel() for v in mean.values())
     count = max(1, parameters // 100)
     best = torch.cat([v.flatten().topk(min(count, v.numel())).values for v in mean.values()])
     top = best.topk(count).values.double().sum()
     total = sum(by_layer.values())
-    order = sorted(by_layer, key=lambda k: (k == "head", k != "embeddings", int(k.split(".")[1]) if "." in k else -1))
     return {
         "total": total,
-        "by_layer": {k: by_layer[k] for k in order},
+        "by_layer": {k: by_layer[k] for k in sorted(by_layer, key=layer_order)},
         "parameters": parameters,
         "share_of_top_1_percent": float(top) / total if total else 0.0,
     }

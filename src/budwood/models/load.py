@@ -91,6 +91,17 @@ def load(ref: ModelRef, mode: Mode, head: HeadSpec | None = None, *, seed: int =
     return Loaded(model, tokenizer, ref, positions(model, tokenizer), fresh)
 
 
+def load_backbone(ref: ModelRef) -> nn.Module:
+    """The model of a reference without any head, its adapter merged: for looking at weights."""
+    if ref.base:
+        return _adapted(ref, "head", HeadSpec(labels=("a", "b")))[0]
+    model, info = _from_pretrained(ref, "AutoModel", _config(ref))
+    lost = [k for k in info["missing_keys"] if not k.startswith("pooler.")]
+    if lost:
+        raise ModelError(f"'{ref.text}' lacks {len(lost):,} of its weights, such as '{lost[0]}'.")
+    return model
+
+
 def load_tokenizer(ref: ModelRef) -> Any:
     """The tokenizer of a reference, with a padding token (the end-of-text token where there is none of its own)."""
     from transformers import AutoTokenizer

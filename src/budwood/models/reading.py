@@ -27,15 +27,22 @@ from budwood.store.files import digest, read_json
 SPAN_LENGTH, CHUNK, PARITY_MASKS = 384, 128, 3
 
 
-def as_tuned(cfg: Any, ref: ModelRef) -> Any:
-    """The settings, with what was not set about reading as the run behind `ref` was trained with."""
+NUMBER_SETTINGS = ("masks", "parity", "number_loss")
+
+
+def as_tuned(cfg: Any, ref: ModelRef, kind: str | None = None) -> Any:
+    """The settings, with what was not set about reading as the run behind `ref` was trained with.
+
+    What a number task was asked with is no matter to a task of another `kind`.
+    """
     manifest = ref.run / "run.json" if ref.run else None
     if manifest is None or not manifest.exists():
         return cfg
     kept = read_json(manifest)
     tuned = {**kept.get("settings", {}), **kept.get("reading", {})}
-    fields = ReadConfig.model_fields
-    unset = [n for n in fields if getattr(cfg, n) == fields[n].get_default() and tuned.get(n) is not None]
+    fields = [n for n in ReadConfig.model_fields if kind == "number" or n not in NUMBER_SETTINGS]
+    default = {n: ReadConfig.model_fields[n].get_default() for n in fields}
+    unset = [n for n in fields if getattr(cfg, n) == default[n] and tuned.get(n) is not None]
     return cfg.model_validate({**cfg.model_dump(), **{n: tuned[n] for n in unset}})
 
 

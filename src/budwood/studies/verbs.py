@@ -52,6 +52,24 @@ VERBS = {
             "budwood.methods.fisher:fisher",
             "budwood.methods.estimate:fisher",
         ),
+        Verb(
+            "fisher compare",
+            "budwood.config.compare:FisherCompareConfig",
+            "budwood.methods.fisher_compare:fisher_compare",
+            "budwood.methods.estimate:comparison",
+        ),
+        Verb(
+            "weights compare",
+            "budwood.config.compare:WeightsCompareConfig",
+            "budwood.methods.weights_compare:weights_compare",
+            "budwood.methods.estimate:comparison",
+        ),
+        Verb(
+            "inject",
+            "budwood.config.inject:InjectConfig",
+            "budwood.studies.inject:inject",
+            "budwood.studies.inject:estimate",
+        ),
     )
 }
 

@@ -174,9 +174,7 @@ def make_penalty(model: nn.Module, holding: Holding) -> tuple[Penalty | None, di
     return held.penalty, dict(held.facts)
 
 
-def _importance(
-    model: nn.Module, holding: Holding, tokenizer: str | None
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _importance(model: nn.Module, holding: Holding, tokenizer: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The Fisher information of every trained weight that has one, under the model's own names.
 
     Normalised: every file is scaled to mean 1 before they are added, and the sum again.
@@ -216,9 +214,7 @@ def _mean(values: Named, paths: Sequence[Path]) -> float:
     return mean
 
 
-def read_fisher(
-    path: Path, model: nn.Module, tokenizer: str | None = None
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_fisher(path: Path, model: nn.Module, tokenizer: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What a Fisher file says about this model, and its manifest; checked by family, tokenizer, name and shape."""
     values, manifest = tree.load(fisher_file(path))
     if manifest.get("artefact") != "fisher":
