@@ -23,6 +23,7 @@ class Verb:
     config: str
     method: str
     estimate: str  # what --dry-run prints
+    models: bool = True  # whether it is given models (else artefacts only)
 
     @property
     def settings(self) -> type[Config]:
@@ -57,6 +58,7 @@ VERBS = {
             "budwood.config.compare:FisherCompareConfig",
             "budwood.methods.fisher_compare:fisher_compare",
             "budwood.methods.estimate:comparison",
+            models=False,
         ),
         Verb(
             "weights compare",
