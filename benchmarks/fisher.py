@@ -135,9 +135,8 @@ def memory(model: str, task: str, more: list[str]) -> dict[str, float]:
             )
             found[str(rows)] = float(json.loads(done.stdout)["peak_rss_mb"])
     ratio = found["5000"] / found["500"]
-    print(
-        f"peak memory, {Path(model).name}: {found['500']:.0f} MB with 500 rows, {found['5000']:.0f} MB with 5,000: {ratio:.3f}x"
-    )
+    both = f"{found['500']:.0f} MB with 500 rows, {found['5000']:.0f} MB with 5,000"
+    print(f"peak memory, {Path(model).name}: {both}: {ratio:.3f}x")
     return {**found, "ratio": ratio}
 
 

@@ -1,4 +1,4 @@
-"""Bars of Fisher information, EWC and injection: exactness, the trade-off on tiny-bert and on English, speed, bad input.
+"""Bars of Fisher information, EWC and injection: exactness, trade-offs, speed, bad input.
 
 make show-03        (about two hours on two cores; every study can be stopped and carried on under runs/show-03)
 """
@@ -21,7 +21,7 @@ MLM, SENTENCES, DATA = SHARED / "models" / "minilm-l6-mlm", SHARED / "models" / 
 def checks() -> None:
     """Per-example Fisher, penalties, scorers, published data, checkpoints, resuming: the tests that hold them."""
     files = {
-        "Fisher = loop over examples, exact = enumeration, sampled -> exact, order, batches, shards": "methods/test_fisher.py",
+        "Fisher = loop over examples, exact = enumeration, sampled -> exact, shards": "methods/test_fisher.py",
         "penalty and gradient by hand, wrong Fisher refused by tensor": "train/test_penalty.py",
         "arithmetic scores and published data": "data/test_arithmetic.py",
         "studies carry on with the same bytes": "studies/test_inject.py",

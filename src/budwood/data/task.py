@@ -120,5 +120,8 @@ def from_json(data: Mapping[str, Any]) -> Task:
 
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    deep = lambda v: tuple(map(deep, v)) if isinstance(v, list | tuple) else v  # noqa: E731
-    return {k: deep(v) for k, v in fields.items()}
+    return {k: _tuple(v) for k, v in fields.items()}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list | tuple) else value

@@ -111,7 +111,8 @@ def _ways(cfg: InjectConfig, mode: str, kept: Mapping[str, Task]) -> tuple[list[
         )
     if cfg.keep_by == "prompt" and mode not in LM_MODES and len(text) < len(kept):
         raise ConfigError(f"--keep-by prompt asks the language model, and --mode {mode} has none. Use probe or tune.")
-    ways, notes = list(dict.fromkeys(cfg.retain)), {}
+    ways: list[str] = list(dict.fromkeys(cfg.retain))
+    notes: dict[str, str] = {}
     if "replay" in ways and not (text and mode in LM_MODES):
         ways.remove("replay")
         notes["replay"] = "left out: no kept task is text that the model in training could read"
@@ -260,7 +261,7 @@ def _scores(metrics: Mapping[str, Any], run: Path) -> dict[str, Any]:
     if "by_magnitude" in metrics:
         kept["by_magnitude"] = metrics["by_magnitude"]
     low, high = _interval(metrics, run)
-    return {**kept, "low": low, "high": high, "run": str(run)}
+    return {**kept, "low": low, "high": high, "run": f"cells/{run.parent.name}/{run.name}"}
 
 
 def _interval(metrics: Mapping[str, Any], run: Path) -> tuple[float | None, float | None]:

@@ -276,7 +276,7 @@ def _score_numbers(
         kept = [(p, g) for p, g in zip(numbers, gold) if p is not None]
         values |= {"dropped": len(gold) - len(kept)}
         if kept:
-            few = score_numbers(*map(list, zip(*kept, strict=True)))  # type: ignore[arg-type]
+            few = score_numbers([p for p, _ in kept], [g for _, g in kept])
             values |= {k: few[k] for k in ("mse", "rmse", "msle", "rmsle", "exact")}
     values["by_magnitude"] = _by_magnitude(rows, numbers, gold)
     records: dict[str, list[Any]] = {
