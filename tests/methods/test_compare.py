@@ -38,11 +38,11 @@ def test_overlap_by_hand() -> None:
 def test_a_comparison_of_fishers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     files = tuple(fisher(tmp_path / f"{n}.safetensors", i) for i, n in enumerate(("one", "two", "three")))
-    cfg = FisherCompareConfig(fishers=files, top=40, layers=(0, 2), out=tmp_path / "out", progress="none")
+    cfg = FisherCompareConfig(fishers=files, top=300, layers=(0, 2), out=tmp_path / "out", progress="none")
     result = run_verb("fisher compare", cfg, [])
     m = result.metrics
     assert len(m["overlap"]) == 3 * 2 and m["layers"] == [0, 2]
-    assert all(0.3 < row["times_chance"] < 3 for row in m["overlap"])  # unrelated: about what chance gives
+    assert all(0.6 < row["times_chance"] < 1.6 for row in m["overlap"])  # unrelated: about what chance gives
     for part in ("by_layer", "by_module"):
         assert sum(m["mass"]["one"][part].values()) == pytest.approx(1.0)
     assert {p.stem for p in result.figures} == {"overlap", "mass"}

@@ -30,9 +30,9 @@ from budwood.figures.save import drawing, save
 from budwood.linalg.categorical import covariance_factors
 from budwood.methods.session import RUNS, Session, fingerprint
 from budwood.models.load import Loaded, load, model_hash, tokenizer_hash
-from budwood.models.objective import Objective, Targets, sample_labels
-from budwood.models.reading import Reading, head_spec, mode_for, reading
-from budwood.models.reference import resolve
+from budwood.models.objective import MAKERS, Objective, Targets, sample_labels
+from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading
+from budwood.models.reference import ModelRef, resolve
 from budwood.params import tree
 from budwood.params.parts import layer_name, layer_order
 from budwood.store.files import canonical, read_json, write_json
@@ -158,6 +158,7 @@ def _open(key: _Key) -> _Shop:
     cfg = FisherConfig(**settings["cfg"])
     task = key.task or from_json(read_json(Path(settings["file"])))
     ref = resolve(settings["model"], runs_dir=RUNS, revision=cfg.revision, offline=True)
+    cfg = _as_tuned(cfg, ref, task)
     mode = mode_for(cfg, task, ref)
     loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
     if any(name.startswith("head.") for name in loaded.fresh):
@@ -169,6 +170,13 @@ def _open(key: _Key) -> _Shop:
     features = read.encode(task.rows(cfg.on))
     coverage = cover(loaded.model, read.objective, read.feed(features)(np.arange(min(3, len(features))), 0))
     return _Shop(read, features, coverage, kind_for(cfg, task), cfg)
+
+
+def _as_tuned(cfg: FisherConfig, ref: ModelRef, task: Task) -> FisherConfig:
+    """Rows read as the run was trained, its mode only where it fits the task; only a likelihood has a Fisher."""
+    tuned = as_tuned(cfg, ref, task.kind)
+    mode = tuned.mode if cfg.mode or (tuned.mode, task.kind) in MAKERS else None
+    return tuned.model_copy(update={"mode": mode, "number_loss": 0.0})
 
 
 def kind_for(cfg: FisherConfig, task: Task) -> FisherKind:

@@ -88,6 +88,11 @@ class Cell:
         )
 
 
+def _slug(name: str) -> str:
+    """A task's name as that of a directory; a file's folders are joined to it."""
+    return name.strip("./").replace("/", "-")
+
+
 def _kept_task(cfg: InjectConfig, name: str) -> Task:
     """A kept task with at most --keep-rows training rows."""
     data = DataConfig(
@@ -186,7 +191,7 @@ def work(arguments: dict[str, Any], part: Path) -> None:
         if "ood" in task.splits:
             new["ood"] = _evaluated(cfg, cell, place / "ood", model, task, "ood").get("by_magnitude", {})
     kept = {
-        name: _keep_score(cfg, cell, place / f"keep-{name}", model, name, kind)
+        name: _keep_score(cfg, cell, place / f"keep-{_slug(name)}", model, name, kind)
         for name, kind in arguments["kinds"].items()
     }
     write_json(part, {**asdict(cell), "new": new, "kept": kept})
@@ -205,6 +210,8 @@ def _training(cfg: InjectConfig, cell: Cell, order: Mapping[str, Any]) -> dict[s
     gone = ("out", "config", "seeds", "limit", "limit_eval", "shots", "split", "group", "text", "text_pair", "label")
     for name in (*gone, "train_file", "validation_file", "test_file", "data_seed", "json_output", "overwrite"):
         own.pop(name, None)
+    if own.get("model_seed") == cfg.seed:  # not asked for: new weights follow the seed of the cell
+        own.pop("model_seed")
     text = next((n for n, kind in order["kinds"].items() if kind == "text"), None)
     ways: dict[str, dict[str, Any]] = {
         "none": {},
@@ -242,7 +249,11 @@ def _keep_score(cfg: InjectConfig, cell: Cell, place: Path, model: str, name: st
         mode = "prompt" if kind != "text" else _text_mode(model)
         found = run_verb("evaluate", EvaluateConfig(**common, mode=mode, eval_split=task.reported), [model], task)
         return _scores(found.metrics, found.run)
-    only = {"train_only": ("head",), "learning_rate": 5e-3, "dropout": 0.0} if cfg.keep_by == "probe" else {}
+    only: dict[str, Any] = {}
+    if cfg.keep_by == "probe":
+        only = {"train_only": ("head",), "learning_rate": 5e-3, "dropout": 0.0}
+        if kind in ("label", "regression"):
+            only["pool"] = "mean"  # a fresh pooler between frozen states and the head would be noise
     settings = FinetuneConfig(**common, **only, max_steps=cfg.keep_steps)
     found = run_verb("finetune", settings, [model], task)
     if cell.retain != "base":
@@ -285,11 +296,11 @@ def _fisher(session: Session, order: Mapping[str, Any], name: str, task: Task, s
     """The Fisher information of one kept task: of the language model, or of the head that was put on the base."""
     cfg: InjectConfig = session.cfg
     headed = task.kind != "text" and cfg.keep_by != "prompt"
-    model = str(session.run.file("cells", f"base-seed{seed}", f"keep-{name}")) if headed else order["model"]
+    model = str(session.run.file("cells", f"base-seed{seed}", f"keep-{_slug(name)}")) if headed else order["model"]
     mode = "prompt" if task.kind != "text" and not headed else None
     session.progress.say(f"  Fisher information of {name} ({len(task.rows('train')):,} rows)")
     common = _common(cfg, Cell("base", None, seed))
-    settings = FisherConfig(**common, task=name, out=session.run.file("fisher", name), mode=mode)
+    settings = FisherConfig(**common, task=name, out=session.run.file("fisher", _slug(name)), mode=mode)
     return run_verb("fisher", settings, [model], task).run
 
 
