@@ -181,3 +181,73 @@ def test_a_model_without_a_head_is_refused(tuned: Any, tmp_path: Path) -> None:
         bw.fisher(str(tmp_path / "m"), tuned[1], threads=1)
     runs = [json.loads(p.read_text()) for p in (tmp_path / "runs").glob("fisher-*/run.json")]
     assert [r["status"] for r in runs] == ["failed"]
+
+
+def test_a_number_between_two_words_is_a_choice_of_two() -> None:
+    """Exact Fisher of a soft two-way answer equals the sum over both outcomes."""
+    made = case("bert", "soft", rows=4)
+    task = Task("toy", "regression", {"train": (Row("r"),)}, bounds=(0.0, 5.0))
+    loaded = Loaded(made.model, None, None, 32, ())  # type: ignore[arg-type]
+    base = shop("bert", "head", "exact")
+    read = type(base.read)(loaded, task, "prompt", made.objective, Encoding(), None, None)
+    here = _Shop(read, made.features, cover(made.model, made.objective, made.batch()), "exact", base.cfg)
+
+    def outcomes(objective: Any, model: Any, batch: Any) -> Any:
+        for k in range(2):
+            logits = objective.logits(model, batch)
+            yield float(logits.softmax(1)[0, k].detach()), logits.log_softmax(1)[0, k]
+
+    wanted = loop(here, outcomes)
+    for name, value in computed(here).items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-9, atol=1e-14)
+
+
+def test_batched_numbers_are_much_smaller() -> None:
+    each, together = (shop("bert", "head", k) for k in ("empirical", "batched"))
+    sums = {}
+    for here in (each, together):
+        found = Sums()
+        KINDS[here.kind](here, np.arange(len(here.features)), found)
+        sums[here.kind] = sum(float(v.sum()) for v in found.mean().values())
+    assert sums["batched"] < sums["empirical"]
+
+
+def test_the_same_name_with_other_rows_is_another_fisher(tuned: Any) -> None:
+    model, task = tuned
+    first = bw.fisher(model, task, threads=1)
+    fewer = Task(task.name, "label", {**task.splits, "train": task.splits["train"][:9]}, task.labels)
+    second = bw.fisher(model, fewer, threads=1)
+    assert first.run != second.run and second.metrics["examples"] == 9
+    assert first.metrics["total"] != second.metrics["total"]
+
+
+def test_workers_find_the_rows_of_a_task_object(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    files = [
+        bw.fisher(model, task, out=tmp_path / f"w{n}", workers=n, shard_rows=20, threads=1).run / "fisher.safetensors"
+        for n in (1, 2)
+    ]
+    one, two = (tree.load(f)[0] for f in files)
+    assert all(torch.equal(one[n], two[n]) for n in one) and not list((tmp_path / "w2" / "shards").iterdir())
+
+
+def test_second_moments_of_adam_become_a_fisher(tuned: Any, tmp_path: Path) -> None:
+    _, task = tuned
+    run = bw.finetune(str(tmp_path / "m"), task, max_steps=4, save_second_moments=True, threads=1, out=tmp_path / "a")
+    found = bw.fisher(run, task, kind="adam", threads=1)
+    values, manifest = tree.load(found.run / "fisher.safetensors")
+    assert manifest["kind"] == "adam" and manifest["count"] == 4 and found.metrics["total"] > 0
+    assert all(bool((v >= 0).all()) for v in values.values())
+    plain = bw.finetune(str(tmp_path / "m"), task, max_steps=4, threads=1, out=tmp_path / "b")
+    with pytest.raises(ModelError, match="--save-second-moments"):
+        bw.fisher(plain, task, kind="adam", threads=1)
+
+
+def test_a_penalty_leaves_nothing_in_the_checkpoint(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    fisher = bw.fisher(model, task, threads=1).run
+    size = lambda run: sum(p.stat().st_size for p in (run / "model").iterdir() if p.suffix == ".safetensors")
+    same = {"max_steps": 2, "threads": 1}
+    plain = bw.finetune(str(tmp_path / "m"), task, out=tmp_path / "p", **same)
+    held = bw.finetune(str(tmp_path / "m"), task, out=tmp_path / "h", ewc=(fisher,), ewc_strength=3.0, **same)
+    assert size(held.run) <= 1.05 * size(plain.run) and held.metrics["ewc_effective"] > 0

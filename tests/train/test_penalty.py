@@ -11,7 +11,7 @@ import torch
 from budwood.errors import ConfigError, TreeError
 from budwood.params import tree
 from budwood.train.fit import trainable
-from budwood.train.penalty import Absolute, Holding, Quadratic, make_penalty
+from budwood.train.penalty import Absolute, Annealed, Holding, Quadratic, hold, make_penalty
 from tests.cases import build
 
 
@@ -112,3 +112,54 @@ def test_a_wrong_fisher_is_refused_with_the_tensors_name(tmp_path: Path, model: 
     for half in (Holding(ewc=(tmp_path / "0.safetensors",)), Holding(ewc_strength=1.0)):
         with pytest.raises(ConfigError, match="go together"):
             make_penalty(model, half)
+
+
+def test_another_tokenizer_family_or_kind_is_refused(tmp_path: Path, model: torch.nn.Module) -> None:
+    one = fisher_file(tmp_path / "1.safetensors", model, tokenizer="aa", model_type="bert")
+    hold(model, Holding(ewc=(one,), ewc_strength=1.0), tokenizer="aa")
+    with pytest.raises(TreeError, match="another tokenizer"):
+        hold(model, Holding(ewc=(one,), ewc_strength=1.0), tokenizer="bb")
+    other = fisher_file(tmp_path / "2.safetensors", model, model_type="electra")
+    with pytest.raises(TreeError, match="is of a electra and this model is a bert"):
+        hold(model, Holding(ewc=(other,), ewc_strength=1.0))
+    kind = fisher_file(tmp_path / "3.safetensors", model, kind="batched")
+    with pytest.raises(TreeError, match="kind sampled.*kind batched.*measure different things"):
+        hold(model, Holding(ewc=(one, kind), ewc_strength=1.0))
+
+
+def test_newly_drawn_weights_are_free(tmp_path: Path, model: torch.nn.Module) -> None:
+    file = fisher_file(tmp_path / "f.safetensors", model)
+    fresh = ("head.classifier.weight", "head.classifier.bias")
+    for holding in (Holding(ewc=(file,), ewc_strength=1.0), Holding(l2_to_base=1.0), Holding(l1_to_base=1.0)):
+        penalty = hold(model, holding, fresh=fresh).penalty
+        grads = moved(model)
+        assert penalty is not None and penalty(trainable(model), grads) > 0
+        assert not grads["classifier.weight"].any() and bool(grads["bert.pooler.dense.weight"].any())
+
+
+def test_each_of_several_fishers_weighs_the_same_when_normalised(tmp_path: Path, model: torch.nn.Module) -> None:
+    one = fisher_file(tmp_path / "1.safetensors", model)
+    thousand = {n: 1000 * v for n, v in tree.load(one)[0].items()}
+    two = fisher_file(tmp_path / "2.safetensors", model, values=thousand)
+    alone, both = (hold(model, Holding(ewc=f, ewc_strength=1.0)).penalty for f in ((one,), (one, two)))
+    assert isinstance(alone, Quadratic) and isinstance(both, Quadratic) and alone.importance and both.importance
+    for name, value in alone.importance.items():
+        torch.testing.assert_close(both.importance[name], value, rtol=1e-5, atol=0)
+    total = sum(v.sum() for v in both.importance.values()) / sum(v.numel() for v in both.importance.values())
+    assert float(total) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_annealing_hands_over_and_never_overshoots() -> None:
+    anchor, weight = {"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([3.0, 3.0])}
+    pull = Annealed((Quadratic(2.0, anchor, {"w": torch.tensor([1.0, 100.0])}),), 0.5, 10.0)
+    shares = [pull.share(t) for t in (0, 10, 20)]
+    assert shares[0] < 0.01 and shares[1] == 0.5 and shares[2] > 0.99
+    pull(weight, 0.1)
+    torch.testing.assert_close(weight["w"], torch.tensor([3.0 - 0.2 * 2.0, 1.0]))
+
+
+def test_annealing_needs_something_to_let_go_of(model: torch.nn.Module) -> None:
+    with pytest.raises(ConfigError, match="--anneal lets go"):
+        hold(model, Holding(anneal=0.1))
+    held = hold(model, Holding(anneal=0.1, anneal_at=0.5, l2_to_base=1.0), steps=40)
+    assert held.penalty is None and held.pull is not None and held.pull.middle == 20.0

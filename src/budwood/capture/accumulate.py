@@ -45,10 +45,12 @@ class Sums:
         else:
             self.count += other.count
 
-    def mean(self) -> dict[str, Tensor]:
-        """Every sum divided by the count."""
+    def mean(self, in_place: bool = False) -> dict[str, Tensor]:
+        """Every sum divided by the count; `in_place` spends the sums instead of a second tree."""
         if not self.count:
             raise TreeError("These sums hold no examples, so they have no mean. Add at least one batch.")
+        if in_place:
+            return {name: value.div_(self.count) for name, value in self.total.items()}
         return {name: value / self.count for name, value in self.total.items()}
 
     def save(self, path: Path, manifest: Mapping[str, Any]) -> None:

@@ -87,16 +87,18 @@ def per_example_square_sum(
     batch: Batch,
     questions: Sequence[Question] = (Question(),),
     coverage: Coverage | None = None,
+    into: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Sum over examples (and questions) of the squared per-example gradient, in the parameter's own shape.
 
     One forward pass serves all questions. No [B, O, I] tensor is made: blocks of O are, and none at all where an
-    example applies a matrix to few positions.
+    example applies a matrix to few positions. Sums of earlier batches given as `into` are added to in place, so that
+    no second tree as large as the model is held.
     """
     coverage = coverage or cover(model, objective, batch)
     true = objective.targets(batch)
     parameters = named(model)
-    out = {n: torch.zeros_like(parameters[n]).detach() for n in coverage.names}
+    out = into or {n: torch.zeros_like(parameters[n]).detach() for n in coverage.names}
     with in_mode(model, training=False):
         with linear_io(model, coverage.hooked, layout_of(batch, true)) as io:
             logits_MC = objective.logits(model, batch)
@@ -104,7 +106,7 @@ def per_example_square_sum(
                 value_B = (question.value or objective.loss)(logits_MC, question.targets or true)
                 io.backward(value_B.sum(), keep=i + 1 < len(questions))
                 for name in coverage.hooked:
-                    out[name] += _square_sum(io.uses(name), name, parameters[name])
+                    _add_square_sum(out[name], io.uses(name), name)
         if coverage.looped:
             for question in questions:
                 for b in range(len(batch)):
@@ -164,31 +166,31 @@ def _words(use: Use, size: int) -> tuple[Tensor, Tensor]:
     return key_BT[learns_BT], use.g_BTO[learns_BT]
 
 
-def _square_sum(uses: Sequence[Use], name: str, parameter: Tensor) -> Tensor:
-    """Sum over examples of (sum over uses of the gradient) squared, for one parameter."""
+def _add_square_sum(total: Tensor, uses: Sequence[Use], name: str) -> None:
+    """Add the sum over examples of (sum over uses of the gradient) squared, for one parameter, in place."""
     if not uses:
-        return torch.zeros_like(parameter)
-    if parameter.dim() == 1:
-        return torch.stack([_vector(use, name) for use in uses]).sum(0).square().sum(0)
+        return
+    if total.dim() == 1:
+        total += torch.stack([_vector(use, name) for use in uses]).sum(0).square().sum(0)
+        return
     lookups = [use for use in uses if use.kind == "embedding"]
     products = [_packed(*_sides(use)) for use in uses if use.kind != "embedding"]
-    total = torch.zeros_like(parameter).detach()
     left_BTO = torch.cat([left for left, _ in products], 1) if products else None
     right_BTI = torch.cat([right for _, right in products], 1) if products else None
     if left_BTO is not None and right_BTI is not None:
-        total += outer_square_sum(left_BTO, right_BTI)
+        outer_square_sum(left_BTO, right_BTI, total_OI=total)
     if lookups:
-        size = parameter.shape[0]
+        size = total.shape[0]
         found = [_words(use, size) for use in lookups]
         key_U, inverse = torch.unique(torch.cat([k for k, _ in found]), return_inverse=True)
         g_SD = torch.cat([g for _, g in found])
-        sum_UD = parameter.new_zeros(len(key_U), parameter.shape[1]).index_add(0, inverse, g_SD)
+        sum_UD = total.new_zeros(len(key_U), total.shape[1]).index_add(0, inverse, g_SD)
         both_UD = sum_UD.square()
         if left_BTO is not None and right_BTI is not None:
             # (s + e)^2 = s^2 + 2 s e + e^2, and e is zero but for U rows
             both_UD += 2 * sum_UD * _rows_of_outer(left_BTO, right_BTI, key_U // size, key_U % size)
         total.index_add_(0, key_U % size, both_UD)
-    return total.clamp_min_(0)
+        total.clamp_min_(0)
 
 
 def _packed(left_BTO: Tensor, right_BTI: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,8 +206,8 @@ def _packed(left_BTO: Tensor, right_BTI: Tensor) -> tuple[Tensor, Tensor]:
     return left_BTO.take_along_dim(at_BT, 1), right_BTI.take_along_dim(at_BT, 1)
 
 
-def outer_square_sum(left_BTO: Tensor, right_BTI: Tensor, block: int = BLOCK) -> Tensor:
-    """sum_b (sum_t left_bto right_bti)^2 as an [O, I] matrix.
+def outer_square_sum(left_BTO: Tensor, right_BTI: Tensor, block: int = BLOCK, total_OI: Tensor | None = None) -> Tensor:
+    """sum_b (sum_t left_bto right_bti)^2 as an [O, I] matrix, added to `total_OI` in place where that is given.
 
     With few positions the square is written out over pairs of them, sum_ts (l_t l_s) (r_t r_s): one matrix product and
     nothing larger than the result. Otherwise [b, o, I] blocks of at most `block` numbers are formed, squared and
@@ -216,12 +218,12 @@ def outer_square_sum(left_BTO: Tensor, right_BTI: Tensor, block: int = BLOCK) ->
     """
     count, times, rows = left_BTO.shape
     columns = right_BTI.shape[2]
+    total_OI = left_BTO.new_zeros(rows, columns) if total_OI is None else total_OI
     if times <= FEW:
         t_P, s_P = torch.triu_indices(times, times, device=left_BTO.device)
         twice_P1 = torch.where(t_P == s_P, 1.0, 2.0).to(left_BTO)[:, None]
         left_XO = (left_BTO[:, t_P] * left_BTO[:, s_P] * twice_P1).reshape(-1, rows)
-        return left_XO.T @ (right_BTI[:, t_P] * right_BTI[:, s_P]).reshape(-1, columns)
-    total_OI = left_BTO.new_zeros(rows, columns)
+        return total_OI.addmm_(left_XO.T, (right_BTI[:, t_P] * right_BTI[:, s_P]).reshape(-1, columns))
     high = max(1, min(rows, block // columns))
     many = max(1, min(count, block // (high * columns)))
     left_BOT = left_BTO.transpose(1, 2)

@@ -50,8 +50,12 @@ def _spell(option: str, value: str | None, field: FieldInfo) -> list[str]:
     if value is None:
         return [option]
     if is_list(field):
-        return [w for v in value.split(",") if v.strip() for w in (option, v.strip())]
-    # "--lr -1" must reach the range check as a value, not as an unknown option
+        return [w for v in value.split(",") if v.strip() for w in _pair(option, v.strip())]
+    return _pair(option, value)
+
+
+def _pair(option: str, value: str) -> list[str]:
+    """An option and its value; "--lr -1" must reach the range check as a value, not as an unknown option."""
     return [f"{option}={value}"] if value.startswith("-") else [option, value]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from budwood.studies.verbs import estimate, run_verb
@@ -12,8 +12,8 @@ from budwood.studies.verbs import estimate, run_verb
 HIDDEN = {"verb", "budwood", "task", "models", "seed", "limited", "sd", "median", "metric", "split", "notes", "labels"}
 
 
-def serve(verb: str, cfg: Any, models: Sequence[str]) -> int:
-    """Carry out a verb as the command line asked for it."""
+def serve(verb: str, cfg: Any, models: Sequence[str], tell: Callable[..., str] | None = None) -> int:
+    """Carry out a verb as the command line asked for it; `tell(metrics, cost)` puts its result into words."""
     if cfg.print_config:
         print(as_yaml(cfg), end="")
         return 0
@@ -27,8 +27,8 @@ def serve(verb: str, cfg: Any, models: Sequence[str]) -> int:
     if cfg.json_output:
         print(json.dumps({**result.metrics, **result.cost, "run": str(result.run.resolve())}))
     else:
-        print(summary(result.metrics, result.cost))
-        if shown := results(result.metrics):
+        print((tell or summary)(result.metrics, result.cost))
+        if not tell and (shown := results(result.metrics)):
             print(f"\n{shown}")
         print(f"\nin {result.run}")
     return 0

@@ -49,6 +49,26 @@ class ReadConfig(Config):
     mlm_probability: Annotated[float, Parameter(group=READING)] = Field(
         0.15, gt=0, lt=1, description="Share of tokens masked in masked language modelling."
     )
+    masks: Annotated[int | None, Parameter(group=READING)] = Field(
+        None, ge=1, description="Masks for the answer of a number task; default: what its longest answer needs."
+    )
+    parity: Annotated[bool, Parameter(group=READING, negative="")] = Field(
+        False,
+        description="Number tasks as first published: three masks, no end piece, answers read at their true length, "
+        "unparsed ones left out of the errors. For comparison only: it sees the length of the answer.",
+    )
+    number_loss: Annotated[float, Parameter(group=READING)] = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Weight of an added loss that grows with the distance of the number said from the right one.",
+    )
+
+    @model_validator(mode="after")
+    def _one_count(self) -> ReadConfig:
+        if self.parity and self.masks is not None:
+            raise ValueError("--parity has three masks; leave --masks away")
+        return self
 
 
 class FinetuneConfig(ReadConfig, TrainConfig, DataConfig, RunConfig):

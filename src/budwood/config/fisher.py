@@ -12,7 +12,7 @@ from budwood.config.finetune import ReadConfig
 from budwood.config.run import JobsConfig, RunConfig
 
 FISHER = Group("Fisher", sort_key=3)
-FisherKind = Literal["exact", "sampled", "empirical", "batched", "mas"]
+FisherKind = Literal["exact", "sampled", "empirical", "batched", "mas", "adam"]
 
 
 class FisherConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
@@ -21,7 +21,8 @@ class FisherConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
     kind: Annotated[FisherKind | None, Parameter(group=FISHER)] = Field(
         None,
         description="exact: over all labels; sampled: one label drawn per row; empirical: the true labels; "
-        "batched: the square of batch-mean gradients; mas: no labels, mean |gradient of the squared output|. "
+        "batched: the square of batch-mean gradients; mas: no labels, mean |gradient of the squared output|; "
+        "adam: the second moments that a run of finetune --save-second-moments ended with. "
         "Default: exact up to 8 labels, else sampled.",
     )
     on: Annotated[str, Parameter(group=FISHER)] = Field("train", description="Split whose rows are used.")

@@ -85,10 +85,23 @@ class TrainConfig(Config):
     ewc_decay: Annotated[float, Parameter(group=TRAINING)] = Field(
         1.0, gt=0, le=1, description="With several Fishers: factor on the sum of the earlier ones (online EWC)."
     )
+    anneal: Annotated[float, Parameter(group=TRAINING)] = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Above 0: EWC and L2 act outside the update rule and let go along a sigmoid of this steepness per "
+        "update, as RecAdam does (0.01 to 1).",
+    )
+    anneal_at: Annotated[float, Parameter(group=TRAINING)] = Field(
+        0.25, ge=0, allow_inf_nan=False, description="Update at which the hold is half gone; below 1: share of all."
+    )
     replay: Annotated[str | None, Parameter(group=TRAINING)] = Field(
         None, description="A task whose rows ride along with every update, so that it is not forgotten."
     )
     replay_rows: Annotated[int, Parameter(group=TRAINING)] = Field(16, ge=1, description="Replayed rows per update.")
+    save_second_moments: Annotated[bool, Parameter(group=TRAINING, negative="")] = Field(
+        False, description="Keep AdamW's second moments in the run, for `fisher --kind adam`."
+    )
     checkpoint: Annotated[Literal["last", "best"], Parameter(group=TRAINING)] = Field(
         "last", description="Weights kept: of the last update, or best on validation."
     )
@@ -113,6 +126,10 @@ class TrainConfig(Config):
             raise ValueError("--momentum belongs to --optimizer sgd; AdamW has --adam-beta1")
         if self.optimizer == "sgd" and {"adam_beta1", "adam_beta2", "adam_epsilon"} & given and self._changed_adam():
             raise ValueError("--adam-* belong to --optimizer adamw; SGD has --momentum")
+        if self.save_second_moments and self.optimizer != "adamw":
+            raise ValueError("--save-second-moments belongs to --optimizer adamw; SGD has none")
+        if "anneal_at" in given and not self.anneal and self.anneal_at != 0.25:
+            raise ValueError("--anneal-at has no effect without --anneal")
         if self.eval_steps is not None and self.checkpoint != "best":
             raise ValueError("--eval-steps has no effect without --checkpoint best")
         return self

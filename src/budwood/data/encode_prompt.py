@@ -144,11 +144,12 @@ def encode_number(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, enc: 
     Masked: `enc.masks` mask tokens follow the problem and carry the targets; masks left over carry none. Causal: the
     answer follows the problem, every token's target is the next one, from the problem's last token on. `read_at` is the
     first place that answers; what lies behind the problem is `prompt` tokens in. `info`: rows whose answer needs more
-    pieces than there are masks (they cannot be answered exactly, and train on what fits).
+    pieces than there are masks (they cannot be answered exactly, and train on what fits). Without `enc.end` no piece
+    says that an answer is complete.
     """
     problem = pieces(tokenizer, [r.text.rstrip() for r in rows])
     answer = _answers(rows, tokenizer, problem)
-    labelled_N = np.array([r.label is not None for r in rows], dtype=np.int64)
+    labelled_N = np.array([enc.end and r.label is not None for r in rows], dtype=np.int64)
     ended = join(answer, Ragged(np.full(labelled_N.sum(), end_id(tokenizer), np.int32), labelled_N))
     label_N, unlabelled = label_column(rows)
     info = {"unlabelled": unlabelled, "limit": enc.limit}

@@ -29,6 +29,7 @@ class Encoding:
     max_query_length  the most tokens kept of a question (span tasks)
     chunk             tokens of a piece of running text, special tokens included (None: the limit)
     masks             number of answer masks after "=" (number tasks)
+    end               whether an end piece follows an answer (number tasks)
     """
 
     positions: int = 512
@@ -38,6 +39,7 @@ class Encoding:
     max_query_length: int = 64
     chunk: int | None = None
     masks: int = 6
+    end: bool = True
 
     @property
     def limit(self) -> int:

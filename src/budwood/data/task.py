@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from budwood.errors import DataError, nearest
 
@@ -99,3 +99,29 @@ class Task:
     def with_rows(self, split: str, rows: tuple[Row, ...]) -> Task:
         """The same task with one split replaced (K-shot samples, limits, subsets)."""
         return replace(self, splits={**self.splits, split: rows})
+
+
+def as_json(task: Task) -> dict[str, Any]:
+    """A task as plain lists and mappings, for a worker that cannot find its rows by name."""
+    rows = {split: [asdict(r) for r in rows] for split, rows in task.splits.items()}
+    return {**asdict(replace(task, splits={})), "splits": rows}
+
+
+def from_json(data: Mapping[str, Any]) -> Task:
+    """The task that `as_json` wrote; lists become tuples again.
+
+    >>> task = Task("t", "tokens", {"train": (Row("r", words=("a",), label=(1,)),)}, ("x", "y"))
+    >>> from_json(as_json(task)).digest == task.digest
+    True
+    """
+    splits = {s: tuple(Row(**_tuples(r)) for r in rows) for s, rows in data["splits"].items()}
+    template = Template(**_tuples(data["template"])) if data["template"] else None
+    return Task(**{**_tuples(data), "splits": splits, "template": template})
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _tuple(v) for k, v in fields.items()}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list | tuple) else value

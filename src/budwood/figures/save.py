@@ -44,6 +44,13 @@ STYLE = {
 @contextlib.contextmanager
 def drawing(width: float = 6.4, height: float = 3.4) -> Iterator[Any]:
     """A figure with one set of axes in the house style, closed at the end."""
+    with panels(1, width, height) as axes:
+        yield axes[0]
+
+
+@contextlib.contextmanager
+def panels(count: int, width: float = 4.2, height: float = 3.4) -> Iterator[list[Any]]:
+    """A figure with axes side by side in the house style, each of this size, closed at the end."""
     import matplotlib
 
     matplotlib.use("Agg", force=False)
@@ -51,9 +58,9 @@ def drawing(width: float = 6.4, height: float = 3.4) -> Iterator[Any]:
     from matplotlib import pyplot
 
     with matplotlib.rc_context({**STYLE, "axes.prop_cycle": cycler(color=COLOURS)}):
-        figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
+        figure, axes = pyplot.subplots(1, count, figsize=(width * count, height), layout="constrained", squeeze=False)
         try:
-            yield axes
+            yield list(axes[0])
         finally:
             pyplot.close(figure)
 

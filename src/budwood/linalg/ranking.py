@@ -95,3 +95,18 @@ def bootstrap_mean(value_Q: np.ndarray, seed: int, draws: int = 2000, level: flo
     count_DQ = rng.multinomial(len(value_Q), np.full(len(value_Q), 1 / len(value_Q)), size=draws)
     low, high = np.quantile(count_DQ @ value_Q / len(value_Q), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def bootstrap_ratio(
+    top_Q: np.ndarray, bottom_Q: np.ndarray, seed: int, draws: int = 1000, level: float = 0.95
+) -> tuple[float, float]:
+    """Percentile interval of sum(top) / sum(bottom) over resampled rows: a mean where rows weigh unequally.
+
+    >>> bootstrap_ratio(np.array([2.0, 4.0]), np.array([1.0, 2.0]), seed=0)
+    (2.0, 2.0)
+    """
+    rng = np.random.default_rng(seed)
+    size = len(top_Q)
+    count_DQ = rng.multinomial(size, np.full(size, 1 / size), size=draws)
+    low, high = np.quantile(count_DQ @ top_Q / (count_DQ @ bottom_Q), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

@@ -100,6 +100,15 @@ def fisher(cfg: FisherConfig, models: tuple[ModelRef, ...], task: Task) -> dict[
     }
 
 
+def comparison(cfg: Any, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:
+    """Figures of a comparison of files: it reads each of them once."""
+    paths = [p for m in models if m.path for p in m.path.glob("*.safetensors")] + [
+        file for p in getattr(cfg, "fishers", ()) for file in (p.glob("*.safetensors") if p.is_dir() else [p])
+    ]
+    size = sum(p.stat().st_size for p in paths if p.exists())
+    return {"files": len(paths), "memory_bytes": 2 * size, "seconds": round(2 + size * 4e-9, 1)}
+
+
 def _reading(cfg: Any, ref: ModelRef, task: Task) -> Reading:
     mode = mode_for(cfg, task, ref)
     loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))

@@ -23,7 +23,7 @@ from budwood.train.plan import device_for
 def evaluate(session: Session) -> dict[str, Any]:
     """Score a model on a split; a head that would be random is refused."""
     ref = session.models[0]
-    cfg: EvaluateConfig = as_tuned(session.cfg, ref)
+    cfg: EvaluateConfig = as_tuned(session.cfg, ref, session.task.kind)
     task = with_labels_of(session.task, ref)
     split = cfg.eval_split or task.reported
     rows = task.rows(split)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from budwood.config.data import DataConfig
 from budwood.config.finetune import FinetuneConfig, ReadConfig
@@ -19,17 +22,18 @@ from budwood.figures.save import drawing, save
 from budwood.methods.card import model_card
 from budwood.methods.evaluate import keep_records
 from budwood.methods.session import Session
-from budwood.models.load import Loaded, load, random_weights
+from budwood.models.load import Loaded, load, random_weights, tokenizer_hash
 from budwood.models.load import save as save_model
 from budwood.models.objective import Objective, Tokens
 from budwood.models.output import output_module
 from budwood.models.quad import Quad
 from budwood.models.reading import Reading, head_spec, mode_for, reading
+from budwood.params import tree
 from budwood.params.tree import named
 from budwood.store.files import write_text, writing_directory
 from budwood.train.evaluate import Evaluation, evaluate, evaluating, goodness
-from budwood.train.fit import History, Keeping, Plan, Replay, Terms, fit
-from budwood.train.penalty import Holding, make_penalty
+from budwood.train.fit import History, Keeping, Plan, Replay, Terms, fit, trainable
+from budwood.train.penalty import Holding, hold
 from budwood.train.plan import device_for, make_plan, prepare_model
 
 
@@ -44,13 +48,16 @@ def finetune(session: Session) -> dict[str, Any]:
         if cfg.init == "random":
             loaded = replace(loaded, model=random_weights(loaded.model, cfg.model_seed or 0))
         read = reading(loaded, task, cfg, mode, cfg.seed, cfg.reduce)
+        if task.kind == "number":  # a later evaluation asks with as many masks
+            session.run.note(reading={"masks": None if cfg.parity else read.encoding.masks})
         sizes = prepare_model(loaded.model, cfg) | _embedding_fixed(loaded, cfg)
         asked = _asked(read, cfg)
         train_rows, selection_rows = _rows(task, cfg)
         features = read.encode(train_rows)
     plan = make_plan(cfg, len(features), int(loaded.model.config.hidden_size), cfg.seed)
-    penalty, held = make_penalty(loaded.model, _holding(cfg))
-    terms = Terms(penalty=penalty, replay=_replay(cfg, loaded))
+    grip = hold(loaded.model, _holding(cfg), plan.steps, loaded.fresh, tokenizer_hash(loaded.tokenizer))
+    held = grip.facts
+    terms = Terms(penalty=grip.penalty, pull=grip.pull, replay=_replay(cfg, loaded))
     _announce(session, read, train_rows, plan, sizes)
     if held:
         say(f"  EWC: effective coefficient {held['ewc_effective']:.3g} on {held['ewc_held']:,} weights")
@@ -200,9 +207,27 @@ def _train(
         every = float(os.environ.get("BUDWOOD_SAVE_SECONDS", Keeping.every))
         state = run.file("state.safetensors")
         keeping = Keeping(
-            state=state, every=every, checkpoint=checkpoint, select=select, advance=bar.advance, resumed=bar.resumed
+            state=state,
+            every=every,
+            checkpoint=checkpoint,
+            select=select,
+            advance=bar.advance,
+            resumed=bar.resumed,
+            finished=lambda last: _keep_moments(session, read, plan, last) if cfg.save_second_moments else None,
         )
         return fit(model, read.objective, read.feed(features), plan, keeping, terms)
+
+
+def _keep_moments(session: Session, read: Reading, plan: Plan, state: Mapping[str, Tensor]) -> None:
+    """AdamW's second moments without the bias of their start, under canonical names."""
+    own = {id(p): n for n, p in trainable(read.loaded.model).items()}
+    grown = 1.0 - plan.rule.beta2**plan.steps
+    moments = {
+        n: state[f"v:{own[id(p)]}"] / grown if id(p) in own else torch.zeros_like(p)
+        for n, p in tree.named(read.loaded.model).items()
+    }
+    facts = {"artefact": "second moments", "mode": read.mode, "steps": plan.steps, "rows": plan.steps * plan.batch_size}
+    tree.save(session.run.file("adam.safetensors"), moments, facts)
 
 
 def _scored(session: Session, read: Reading, rows: tuple[Row, ...], stage: str) -> Evaluation:

@@ -21,38 +21,41 @@ from budwood.capture.accumulate import Sums
 from budwood.capture.gradients import Coverage, Question, cover, per_example_grads, per_example_square_sum
 from budwood.config.fisher import FisherConfig, FisherKind
 from budwood.data.batch import Batch, Features, budget_batches
-from budwood.data.source import load_task
-from budwood.data.task import Task
+from budwood.data.task import Task, as_json, from_json
 from budwood.engine.jobs import Job
 from budwood.engine.local import run_jobs
 from budwood.errors import ConfigError, ModelError
 from budwood.figures.mass import mass_by_layer
 from budwood.figures.save import drawing, save
 from budwood.linalg.categorical import covariance_factors
-from budwood.methods.session import RUNS, Session
-from budwood.models.load import load, model_hash
-from budwood.models.objective import Objective, Targets, sample_labels
-from budwood.models.reading import Reading, head_spec, mode_for, reading
-from budwood.models.reference import resolve
+from budwood.methods.session import RUNS, Session, fingerprint
+from budwood.models.load import Loaded, load, model_hash, tokenizer_hash
+from budwood.models.objective import MAKERS, Objective, Targets, sample_labels
+from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading
+from budwood.models.reference import ModelRef, resolve
 from budwood.params import tree
-from budwood.params.select import layer_of
-from budwood.store.files import canonical
+from budwood.params.parts import layer_name, layer_order
+from budwood.store.files import canonical, read_json, write_json
 from budwood.train.plan import device_for
 
 TOKENS = 4096  # padded tokens per batch of capture
 FEW_LABELS, MOST_LABELS = 8, 64  # exact by default up to the first, refused above the second
 GRADIENTS = 1 << 26  # most numbers of per-example gradients held at once (mas)
+ADAM = "adam.safetensors"  # what `finetune --save-second-moments` leaves in its run
 
 
 def fisher(session: Session) -> dict[str, Any]:
     """Diagonal Fisher of every parameter as fisher.safetensors; returns kind, rows, total and mass by layer."""
     cfg: FisherConfig = session.cfg
     rows = session.task.rows(cfg.on)
+    if cfg.kind == "adam":
+        return _from_adam(session)
+    settings = _settings(session)
     with session.progress.stage("load"):
-        settings = {"model": session.models[0].text, "cfg": cfg.model_dump(mode="json"), "task": session.task.name}
         shop = _open(_Key(canonical(settings), session.task))
         kind = shop.kind
     shards = -(-len(shop.features) // cfg.shard_rows)
+    manifest = {**_manifest(session), **_facts(shop)}
     jobs = [
         Job(
             "budwood.methods.fisher:shard", {**settings, "shard": i}, session.run.file("shards", f"{i:05d}.safetensors")
@@ -61,19 +64,65 @@ def fisher(session: Session) -> dict[str, Any]:
     ]
     with session.progress.stage("fisher", shards, sum(j.done for j in jobs)) as bar:
         run_jobs(jobs, cfg.workers, finished=lambda job: bar.advance(1))
+    mode = shop.read.mode
+    del shop
+    _open.cache_clear()  # the model has done its part: weights and sums are never held with a third tree
     total = Sums()
     for job in jobs:
         total.merge(Sums.load(job.output)[0])
-    manifest = _manifest(session, shop, total.count)
-    mean = total.mean()
+    metrics = _kept(session, total.mean(in_place=True), {**manifest, "count": total.count})
+    for file in (*(job.output for job in jobs), session.run.file("shards", "rows.json")):
+        file.unlink(missing_ok=True)
+    return {"kind": kind, "mode": mode, "split": cfg.on, "n": len(rows), "examples": total.count, **metrics}
+
+
+def _kept(session: Session, mean: dict[str, Tensor], manifest: dict[str, Any]) -> dict[str, Any]:
+    """Write the artefact and the figure; returns the summary."""
     tree.save(session.run.file("fisher.safetensors"), mean, manifest)
-    metrics = _summary(mean)
+    metrics = summary(mean)
     with drawing() as axes:
-        title = f"{session.models[0].name}, {session.task.name}: Fisher mass ({kind})"
+        title = f"{session.models[0].name}, {session.task.name}: Fisher mass ({manifest['kind']})"
         save(axes.figure, session.run.file("figures", "mass"), mass_by_layer(axes, metrics["by_layer"], title))
-    for job in jobs:
-        job.output.unlink()
-    return {"kind": kind, "mode": shop.read.mode, "split": cfg.on, "n": len(rows), **metrics}
+    return metrics
+
+
+def _settings(session: Session) -> dict[str, Any]:
+    """What a shard has to be told. Workers cannot see this process's rows, so they find them in the run."""
+    cfg, model = session.cfg, session.models[0]
+    rows = session.run.file("shards", "rows.json")
+    if cfg.workers > 1:
+        write_json(rows, as_json(session.task))
+    return {
+        "model": model.text,
+        "weights": fingerprint(model),
+        "cfg": cfg.model_dump(mode="json"),
+        "rows": session.task.digest,
+        "file": str(rows) if cfg.workers > 1 else None,
+    }
+
+
+def _from_adam(session: Session) -> dict[str, Any]:
+    """The second moments that AdamW left behind after training, as a Fisher file: an estimate that costs nothing."""
+    ref, cfg = session.models[0], session.cfg
+    path = ref.run / ADAM if ref.run else None
+    if path is None or not path.is_file():
+        raise ModelError(
+            f"'{ref.text}' has no second moments of AdamW to read. Fine-tune with --save-second-moments and give that "
+            "run, or use --kind exact, sampled or empirical."
+        )
+    mean, made = tree.load(path)
+    loaded = load(ref, made["mode"], head_spec(session.task, cfg), device="cpu")
+    facts = {"kind": "adam", "mode": made["mode"], "count": made["steps"], "looped": [], "unused": []}
+    manifest = {**_manifest(session), **_identity(loaded), **facts}
+    metrics = _kept(session, mean, manifest)
+    return {
+        "kind": "adam",
+        "mode": made["mode"],
+        "split": "train",
+        "n": made["rows"],
+        "steps": made["steps"],
+        **metrics,
+    }
 
 
 @dataclass(frozen=True)
@@ -107,8 +156,9 @@ def _open(key: _Key) -> _Shop:
 
     settings = json.loads(key.settings)
     cfg = FisherConfig(**settings["cfg"])
-    task = key.task or load_task(cfg)
+    task = key.task or from_json(read_json(Path(settings["file"])))
     ref = resolve(settings["model"], runs_dir=RUNS, revision=cfg.revision, offline=True)
+    cfg = _as_tuned(cfg, ref, task)
     mode = mode_for(cfg, task, ref)
     loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
     if any(name.startswith("head.") for name in loaded.fresh):
@@ -120,6 +170,13 @@ def _open(key: _Key) -> _Shop:
     features = read.encode(task.rows(cfg.on))
     coverage = cover(loaded.model, read.objective, read.feed(features)(np.arange(min(3, len(features))), 0))
     return _Shop(read, features, coverage, kind_for(cfg, task), cfg)
+
+
+def _as_tuned(cfg: FisherConfig, ref: ModelRef, task: Task) -> FisherConfig:
+    """Rows read as the run was trained, its mode only where it fits the task; only a likelihood has a Fisher."""
+    tuned = as_tuned(cfg, ref, task.kind)
+    mode = tuned.mode if cfg.mode or (tuned.mode, task.kind) in MAKERS else None
+    return tuned.model_copy(update={"mode": mode, "number_loss": 0.0})
 
 
 def kind_for(cfg: FisherConfig, task: Task) -> FisherKind:
@@ -163,10 +220,10 @@ def _squares(ask: Callable[[_Shop, Batch], Sequence[Question]]) -> Callable[[_Sh
         feed = shop.read.feed(shop.features)
         for index in _batches(shop, order):
             batch = feed(index, 0)
-            squares = per_example_square_sum(
-                shop.read.loaded.model, shop.read.objective, batch, ask(shop, batch), shop.coverage
+            sums.total = per_example_square_sum(
+                shop.read.loaded.model, shop.read.objective, batch, ask(shop, batch), shop.coverage, sums.total
             )
-            sums.add(squares, len(batch))
+            sums.count += len(batch)
 
     return add
 
@@ -189,9 +246,11 @@ def _ask_drawn(shop: _Shop, batch: Batch) -> Sequence[Question]:
 def _ask_all(shop: _Shop, batch: Batch) -> Sequence[Question]:
     """K - 1 directions whose squared gradients sum to the expectation over all K labels."""
     task = shop.read.task
-    if task.kind == "regression":  # the loss (z - y)^2 is a Gaussian of variance 1/2: E (2 (z - y))^2 = 2
+    if task.kind == "regression" and shop.read.mode == "head":
+        # the loss (z - y)^2 is a Gaussian of variance 1/2: E (2 (z - y))^2 = 2
         return (Question(lambda z_B1, targets: z_B1[:, 0] * 2**0.5),)
-    return [Question(_direction(j)) for j in range(len(task.labels) - 1)]
+    words = 2 if task.kind == "regression" else len(task.labels)  # a number between two label words is a choice of two
+    return [Question(_direction(j)) for j in range(words - 1)]
 
 
 def _direction(j: int) -> Callable[[Tensor, Targets], Tensor]:
@@ -228,6 +287,7 @@ def _squared_norm(objective: Objective, logits_MC: Tensor, targets: Targets) -> 
     return value_M.new_zeros(targets.count).index_add(0, targets.row_M, value_M)
 
 
+# kind "adam" is read, not computed
 KINDS: dict[FisherKind, Callable[[_Shop, np.ndarray, Sums], None]] = {
     "exact": _squares(_ask_all),
     "sampled": _squares(_ask_drawn),
@@ -237,37 +297,49 @@ KINDS: dict[FisherKind, Callable[[_Shop, np.ndarray, Sums], None]] = {
 }
 
 
-def _manifest(session: Session, shop: _Shop, count: int) -> dict[str, Any]:
+def _manifest(session: Session) -> dict[str, Any]:
     return {
         "artefact": "fisher",
-        "kind": shop.kind,
-        "mode": shop.read.mode,
         "task": session.task.name,
         "rows": session.task.digest,
-        "count": count,
         "seed": session.cfg.seed,
         "model": session.models[0].text,
-        "model_type": session.models[0].model_type,
-        "model_hash": model_hash(shop.read.loaded.model),
+    }
+
+
+def _facts(shop: _Shop) -> dict[str, Any]:
+    return {
+        "kind": shop.kind,
+        "mode": shop.read.mode,
+        **_identity(shop.read.loaded),
         "looped": list(shop.coverage.looped),
         "unused": list(shop.coverage.unused),
     }
 
 
-def _summary(mean: dict[str, Tensor]) -> dict[str, Any]:
+def _identity(loaded: Loaded) -> dict[str, Any]:
+    """What tells one model from another: family, weights, tokenizer."""
+    return {
+        "model_type": loaded.model.config.model_type,
+        "model_hash": model_hash(loaded.model),
+        "tokenizer": tokenizer_hash(loaded.tokenizer),
+    }
+
+
+def summary(mean: dict[str, Tensor]) -> dict[str, Any]:
     """Total mass, mass by layer, and how concentrated it is."""
     by_layer: dict[str, float] = {}
     for name, value in mean.items():
-        layer = layer_of(name)
-        part = f"block.{layer}" if layer is not None else "head" if name.startswith(tree.HEAD) else "embeddings"
+        part = layer_name(name)
         by_layer[part] = by_layer.get(part, 0.0) + float(value.double().sum())
-    flat = torch.cat([v.flatten() for v in mean.values()])
-    top = flat.topk(max(1, len(flat) // 100)).values.double().sum()
-    total = float(flat.double().sum())
-    order = sorted(by_layer, key=lambda k: (k == "head", k != "embeddings", int(k.split(".")[1]) if "." in k else -1))
+    parameters = sum(v.numel() for v in mean.values())
+    count = max(1, parameters // 100)
+    best = torch.cat([v.flatten().topk(min(count, v.numel())).values for v in mean.values()])
+    top = best.topk(count).values.double().sum()
+    total = sum(by_layer.values())
     return {
         "total": total,
-        "by_layer": {k: by_layer[k] for k in order},
-        "parameters": len(flat),
+        "by_layer": {k: by_layer[k] for k in sorted(by_layer, key=layer_order)},
+        "parameters": parameters,
         "share_of_top_1_percent": float(top) / total if total else 0.0,
     }

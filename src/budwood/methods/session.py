@@ -49,18 +49,18 @@ class Method(Protocol):
 
 
 RUNS = Path("runs")
-ARTEFACTS = frozenset(
-    {"ewc", "features_from", "checkpoints"}
-)  # settings that name files: their content decides, not their place
+# settings that name files: their content decides, not their place
+ARTEFACTS = frozenset({"ewc", "fishers", "features_from", "checkpoints"})
 
 
 def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:
     """Run `method` once for these settings: nothing if it is done already, the rest if it was interrupted."""
-    if cfg.seeds:
+    inside = getattr(cfg, "seeds_inside", False)  # a study that runs all its seeds itself
+    if cfg.seeds and not inside:
         return _per_seed(verb, cfg, references, method, task)
     cfg = with_seeds(cfg)
     models, task = prepare(cfg, references, task)
-    settings = settings_of(cfg, models, task)
+    settings = settings_of(cfg, models, task) | ({"seeds": list(cfg.seeds)} if inside else {})
     path = cfg.out or RUNS / run_name(verb, references[0] if references else "none", task.name, settings)
     with locked(path):
         facts = _facts(cfg, models, task)
@@ -82,12 +82,20 @@ def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
         return Result(path, metrics, cost)
 
 
-def prepare(cfg: VerbConfig, references: Sequence[str], task: Task | None) -> tuple[tuple[ModelRef, ...], Task]:
+def prepare(cfg: RunConfig, references: Sequence[str], task: Task | None) -> tuple[tuple[ModelRef, ...], Task]:
     """Resolve names before anything heavy is imported, then read the rows."""
     models = tuple(
-        resolve(r, runs_dir=RUNS, revision=cfg.revision, offline=cfg.offline, trust_remote_code=cfg.trust_remote_code)
+        resolve(
+            r,
+            runs_dir=RUNS,
+            revision=cfg.revision,
+            offline=getattr(cfg, "offline", True),
+            trust_remote_code=cfg.trust_remote_code,
+        )
         for r in references
     )
+    if not isinstance(cfg, DataConfig):  # a verb that looks at models and artefacts alone
+        return models, Task("none", "text", {})
     if task is None:
         resolve_task(cfg)
         return models, load_task(cfg)

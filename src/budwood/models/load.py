@@ -95,6 +95,17 @@ def load(ref: ModelRef, mode: Mode, head: HeadSpec | None = None, *, seed: int =
     return Loaded(model, tokenizer, ref, positions(model, tokenizer), fresh)
 
 
+def load_backbone(ref: ModelRef) -> nn.Module:
+    """The model of a reference without any head, its adapter merged: for looking at weights."""
+    if ref.base:
+        return _adapted(ref, "head", HeadSpec(labels=("a", "b")))[0]
+    model, info = _from_pretrained(ref, "AutoModel", _config(ref))
+    lost = [k for k in info["missing_keys"] if not k.startswith("pooler.")]
+    if lost:
+        raise ModelError(f"'{ref.text}' lacks {len(lost):,} of its weights, such as '{lost[0]}'.")
+    return model
+
+
 def load_tokenizer(ref: ModelRef) -> Any:
     """The tokenizer of a reference, with a padding token (the end-of-text token where there is none of its own)."""
     from transformers import AutoTokenizer
@@ -363,6 +374,14 @@ def model_hash(model: nn.Module) -> str:
         value: Tensor = parameter.detach().to("cpu", torch.float32).contiguous()
         h.update(f"{name}\x00{tuple(value.shape)}\x00".encode())
         h.update(value.numpy().tobytes())
+    return h.hexdigest()
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """A hash of every token and its id: two tokenizers with the same one number words alike."""
+    h = hashlib.blake2b(digest_size=16)
+    for token, number in sorted(tokenizer.get_vocab().items()):
+        h.update(f"{number}\x00{token}\x00".encode("utf-8", "surrogatepass"))
     return h.hexdigest()
 
 

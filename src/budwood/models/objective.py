@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from budwood.data.batch import IGNORE, Batch, seed_of
 from budwood.data.mask import GOLDEN, uniform
 from budwood.errors import ConfigError
+from budwood.models.number import number_distance
 from budwood.models.sites import lm_logits, model_inputs, run
 
 Reduce = Literal["mean", "sum"]
@@ -182,6 +183,8 @@ class Tokens:
     lm: bool
     reduce: Reduce = "mean"
     name: str = "tokens"
+    values_V: Tensor | None = None  # of tokens that are numbers; see models/number.py
+    number_loss: float = 0.0
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """logits_MC at the positions with a target, row by row."""
@@ -198,8 +201,12 @@ class Tokens:
         return Targets(target_BT[real_BT], real_BT.nonzero()[:, 0], len(batch))
 
     def loss(self, logits_MC: Tensor, targets: Targets) -> Tensor:
-        """Cross-entropy, mean (or sum) over the readouts of each example."""
-        return _cross_entropy(logits_MC, targets, self.reduce)
+        """Cross-entropy (and the distance between numbers), mean (or sum) over the readouts of each example."""
+        plain_B = _cross_entropy(logits_MC, targets, self.reduce)
+        if self.values_V is None or not self.number_loss:
+            return plain_B
+        gap_M = number_distance(logits_MC, targets.label_M.to(logits_MC.device), self.values_V)
+        return plain_B + self.number_loss * per_row(gap_M, targets, self.reduce)
 
     def margin(self, logits_MC: Tensor, targets: Targets) -> Tensor:
         """Mean margin over the readouts of each example."""
@@ -213,6 +220,12 @@ class Wording:
     word_ids: tuple[int, ...] = ()
     bounds: tuple[float, float] | None = None
     reduce: Reduce = "mean"
+    values_V: Tensor | None = None
+    number_loss: float = 0.0
+
+
+def _numbers(w: Wording) -> Objective:
+    return Tokens(lm=True, reduce=w.reduce, values_V=w.values_V, number_loss=w.number_loss)
 
 
 MAKERS: dict[tuple[str, str], Callable[[Wording], Objective]] = {
@@ -221,10 +234,10 @@ MAKERS: dict[tuple[str, str], Callable[[Wording], Objective]] = {
     ("head", "tokens"): lambda w: Tokens(lm=False, reduce=w.reduce),
     ("prompt", "label"): lambda w: Words(w.word_ids),
     ("prompt", "regression"): lambda w: Words(w.word_ids, w.bounds),
-    ("prompt", "number"): lambda w: Tokens(lm=True, reduce=w.reduce),
+    ("prompt", "number"): _numbers,
     ("causal", "label"): lambda w: Words(w.word_ids),
     ("causal", "regression"): lambda w: Words(w.word_ids, w.bounds),
-    ("causal", "number"): lambda w: Tokens(lm=True, reduce=w.reduce),
+    ("causal", "number"): _numbers,
     ("span", "span"): lambda w: Span(),
     ("mlm", "text"): lambda w: Tokens(lm=True, reduce=w.reduce, name="mlm"),
     ("clm", "text"): lambda w: Tokens(lm=True, reduce=w.reduce, name="clm"),

@@ -19,21 +19,30 @@ from budwood.data.prompt import label_word_ids, render
 from budwood.data.task import Row, Task, Template
 from budwood.errors import ConfigError, DataError
 from budwood.models.load import HeadSpec, Loaded
+from budwood.models.number import number_values
 from budwood.models.objective import Objective, Wording, make_objective
 from budwood.models.reference import ModelRef
 from budwood.store.files import digest, read_json
 
-SPAN_LENGTH, CHUNK = 384, 128
+SPAN_LENGTH, CHUNK, PARITY_MASKS = 384, 128, 3
 
 
-def as_tuned(cfg: Any, ref: ModelRef) -> Any:
-    """The settings, with what was not set about reading as the run behind `ref` was trained with."""
+NUMBER_SETTINGS = ("masks", "parity", "number_loss")
+
+
+def as_tuned(cfg: Any, ref: ModelRef, kind: str | None = None) -> Any:
+    """The settings, with what was not set about reading as the run behind `ref` was trained with.
+
+    What a number task was asked with is no matter to a task of another `kind`.
+    """
     manifest = ref.run / "run.json" if ref.run else None
     if manifest is None or not manifest.exists():
         return cfg
-    tuned = read_json(manifest).get("settings", {})
-    fields = ReadConfig.model_fields
-    unset = [n for n in fields if getattr(cfg, n) == fields[n].get_default() and tuned.get(n) is not None]
+    kept = read_json(manifest)
+    tuned = {**kept.get("settings", {}), **kept.get("reading", {})}
+    fields = [n for n in ReadConfig.model_fields if kind == "number" or n not in NUMBER_SETTINGS]
+    default = {n: ReadConfig.model_fields[n].get_default() for n in fields}
+    unset = [n for n in fields if getattr(cfg, n) == default[n] and tuned.get(n) is not None]
     return cfg.model_validate({**cfg.model_dump(), **{n: tuned[n] for n in unset}})
 
 
@@ -166,7 +175,20 @@ def reading(loaded: Loaded, task: Task, cfg: ReadConfig, mode: Mode, seed: int, 
     if template is not None and mode != "head":
         spoken = template.causal_words if mode == "causal" else template.words
         words = tuple(label_word_ids(loaded.tokenizer, spoken))
-    objective = make_objective(mode, task.kind, Wording(word_ids=words, bounds=task.bounds, reduce=reduce))  # type: ignore[arg-type]
+    if task.kind != "number" and (cfg.parity or cfg.masks or cfg.number_loss):
+        raise ConfigError(
+            f"--parity, --masks and --number-loss are for tasks whose answers are numbers; '{task.name}' is of kind "
+            f"'{task.kind}'. Leave them away."
+        )
+    values = number_values(loaded.tokenizer) if cfg.number_loss else None
+    wording = Wording(
+        word_ids=words,
+        bounds=task.bounds,
+        reduce=reduce,  # type: ignore[arg-type]
+        values_V=values,
+        number_loss=cfg.number_loss,
+    )
+    objective = make_objective(mode, task.kind, wording)
     masking = None
     if mode == "mlm":
         tokenizer = loaded.tokenizer
@@ -185,8 +207,12 @@ def device_of(loaded: Loaded) -> str:
 
 def _encoding(loaded: Loaded, task: Task, cfg: ReadConfig, mode: Mode) -> Encoding:
     length = cfg.max_length or (SPAN_LENGTH if mode == "span" else None)
-    masks = 6
-    if task.kind == "number" and mode == "prompt":
+    masks = cfg.masks or 6
+    if cfg.parity:
+        masks = PARITY_MASKS
+        if mode == "causal":
+            raise ConfigError("--parity is about masks, and a causal model has none. Leave it away.")
+    elif task.kind == "number" and mode == "prompt" and cfg.masks is None:
         masks = encode.masks_needed([r for rows in task.splits.values() for r in rows], loaded.tokenizer)
     return Encoding(
         positions=loaded.positions,
@@ -196,6 +222,7 @@ def _encoding(loaded: Loaded, task: Task, cfg: ReadConfig, mode: Mode) -> Encodi
         max_query_length=cfg.max_query_length,
         chunk=min(cfg.max_length or CHUNK, loaded.positions) if mode in ("mlm", "clm") else None,
         masks=masks,
+        end=not cfg.parity,
     )
 
 

@@ -57,6 +57,22 @@ def _chapter(row: dict[str, Any]) -> str:
     m = row["metrics"]
     if row["verb"] == "linear":
         return _features_chapter(row, pictures)
+    if row["verb"] == "inject":
+        kept = m["base"]["kept"][m["main_kept"]]
+        table = "".join(
+            f"<tr><td>{g['retain']} {'' if g['strength'] is None else format(g['strength'], 'g')}</td>"
+            f"<td class=n>{g['new']['score']:.3f}</td><td class=n>{g['kept'][m['main_kept']]['score']:.3f}</td></tr>"
+            for g in m["groups"]
+        )
+        scored = f"Before, the loss on {m['main_kept']} was {kept['score']:.3f}."
+        pictures = (
+            f"<table><thead><tr><th>way<th>{html.escape(m['metric'])}<th>{html.escape(kept['metric'])}</tr></thead>"
+            f"<tbody>{table}</tbody></table><p>{html.escape(m['knee']['reason'])}.</p>{pictures}"
+        )
+        says = f"{html.escape(row['says'])} {html.escape(scored)}"
+        return (
+            f"<h2>{html.escape(row['step'])}</h2><p>{says}</p>{pictures}<p><code>{html.escape(row['run'])}</code></p>"
+        )
     zero = f" Without training it scored {m['zero_shot']:.3f}." if m.get("zero_shot") is not None else ""
     scored = f"It scores {row['score']:.3f} ({row['metric']}) on {m['n']:,} rows of {m['split']}."
     return (

@@ -100,7 +100,9 @@ def _steps(content: Mapping[str, Any], path: Path, wishes: Wishes) -> tuple[Step
         verb, name, says = str(own.pop("verb", "")), str(own.pop("id", f"step{place + 1}")), str(own.pop("says", ""))
         models = own.pop("models", own.pop("model", shared.get("models", shared.get("model", ()))))
         models = [models] if isinstance(models, str) else list(models)
-        if not models:
+        if not verb_named(verb).models:
+            models = []
+        elif not models:
             raise ConfigError(
                 f"{path}: step '{name}' ({verb}) has no model. Add `model: tiny-bert` or `model: '{{earlier}}'`."
             )
@@ -110,7 +112,7 @@ def _steps(content: Mapping[str, Any], path: Path, wishes: Wishes) -> tuple[Step
         fitting = {k: v for k, v in shared.items() if k.replace("-", "_") in fields}
         used |= set(fitting)
         settings: dict[str, Any] = {**fitting, **own}
-        if wishes.data_dir is not None:
+        if wishes.data_dir is not None and "data_dir" in fields:
             settings["data_dir"] = (wishes.data_dir,)
         if wishes.overwrite:
             settings["overwrite"] = True
@@ -129,7 +131,7 @@ def _check(script: Script, path: Path) -> None:
     for step in script.steps:
         if step.id in seen:
             raise ConfigError(f"{path}: two steps are called '{step.id}'. Give each its own id.")
-        for name in (n for m in step.models for n in REFERENCE.findall(m)):
+        for name in (n for m in (*step.models, *_named(step)) for n in REFERENCE.findall(m)):
             if name not in seen:
                 raise ConfigError(
                     f"{path}: step '{step.id}' names '{{{name}}}', which is no earlier step.{nearest(name, seen)}"
@@ -138,11 +140,18 @@ def _check(script: Script, path: Path) -> None:
         seen.add(step.id)
 
 
-def _settings(step: Step, out: Path, path: Path | None = None) -> Any:
-    who = f"{path}: step '{step.id}' ({step.verb})" if path else f"Step '{step.id}' ({step.verb})"
-    # a setting that is nothing but a reference names an earlier step's run, as a model does
-    named = {k: _placed(v, out) for k, v in step.settings.items()}
-    return build_settings(verb_named(step.verb).settings, {**named, "out": out / step.id}, who)
+def _named(step: Step) -> list[str]:
+    """Every value among a step's settings that names an earlier step's run."""
+    given = [x for v in step.settings.values() for x in (v if isinstance(v, list | tuple) else [v])]
+    return [x for x in given if isinstance(x, str) and REFERENCE.fullmatch(x)]
+
+
+def _found(step: Step, out: Path) -> dict[str, Any]:
+    """A step's settings with the runs of earlier steps in the place of their names, as with models."""
+    return {
+        k: [_placed(x, out) for x in v] if isinstance(v, list | tuple) else _placed(v, out)
+        for k, v in step.settings.items()
+    }
 
 
 def _placed(value: Any, out: Path) -> Any:
@@ -150,13 +159,20 @@ def _placed(value: Any, out: Path) -> Any:
     return str(out / found[1]) if found else value
 
 
+def _settings(step: Step, out: Path, path: Path | None = None) -> Any:
+    who = f"{path}: step '{step.id}' ({step.verb})" if path else f"Step '{step.id}' ({step.verb})"
+    return build_settings(verb_named(step.verb).settings, {**_found(step, out), "out": out / step.id}, who)
+
+
 def commands(script: Script) -> list[str]:
     """The steps as command lines."""
     lines = []
     for step in script.steps:
         models = [REFERENCE.sub(lambda m: str(script.out / m[1]), x) for x in step.models]
-        flags = [w for k, v in step.settings.items() for w in as_flag(k, _placed(v, script.out))]
-        lines.append(shlex.join(["budwood", step.verb, *models, *flags, "--out", str(script.out / step.id)]))
+        settings = _found(step, script.out)
+        models += settings.pop("fishers", [])  # given as words, not as an option
+        flags = [w for k, v in settings.items() for w in as_flag(k, v)]
+        lines.append(shlex.join(["budwood", *step.verb.split(), *models, *flags, "--out", str(script.out / step.id)]))
     return lines
 
 

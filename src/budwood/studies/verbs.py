@@ -23,6 +23,7 @@ class Verb:
     config: str
     method: str
     estimate: str  # what --dry-run prints
+    models: bool = True  # whether it is given models (else artefacts only)
 
     @property
     def settings(self) -> type[Config]:
@@ -57,6 +58,25 @@ VERBS = {
             "budwood.config.linear:LinearConfig",
             "budwood.methods.linear.run:linear",
             "budwood.methods.linear.estimate:linear",
+        ),
+        Verb(
+            "fisher compare",
+            "budwood.config.compare:FisherCompareConfig",
+            "budwood.methods.fisher_compare:fisher_compare",
+            "budwood.methods.estimate:comparison",
+            models=False,
+        ),
+        Verb(
+            "weights compare",
+            "budwood.config.compare:WeightsCompareConfig",
+            "budwood.methods.weights_compare:weights_compare",
+            "budwood.methods.estimate:comparison",
+        ),
+        Verb(
+            "inject",
+            "budwood.config.inject:InjectConfig",
+            "budwood.studies.inject:inject",
+            "budwood.studies.inject:estimate",
         ),
     )
 }

@@ -61,7 +61,7 @@ def evaluate(
     noted = {
         k: v
         for k, v in features.info.items()
-        if v and k in ("truncated", "words_lost", "answers_lost", "empty", "questions_cut")
+        if v and k in ("truncated", "words_lost", "answers_lost", "empty", "questions_cut", "answers_too_long")
     }
     metrics = {"n": len(rows), **found.metrics, **noted}
     return Evaluation(metrics, found.records, found.files, found.logits_NK)
@@ -270,8 +270,15 @@ def _score_numbers(
             texts[n] = text
     numbers = [parse_number(t) for t in texts]
     gold = [int(r.label) for r in rows]  # type: ignore[arg-type]
-    values = {**score_numbers(numbers, gold), "loss": float(loss_N.mean())}
+    values: dict[str, Any] = {**score_numbers(numbers, gold), "loss": float(loss_N.mean())}
     values.pop("n", None)
+    if cfg.parity:  # rows that do not parse are dropped, and the errors are those of the rest
+        kept = [(p, g) for p, g in zip(numbers, gold) if p is not None]
+        values |= {"dropped": len(gold) - len(kept)}
+        if kept:
+            few = score_numbers([p for p, _ in kept], [g for _, g in kept])
+            values |= {k: few[k] for k in ("mse", "rmse", "msle", "rmsle", "exact")}
+    values["by_magnitude"] = _by_magnitude(rows, numbers, gold)
     records: dict[str, list[Any]] = {
         "id": [r.id for r in rows],
         "problem": [r.text for r in rows],
@@ -283,6 +290,16 @@ def _score_numbers(
     return Evaluation(_main(reading.task.metric, values), records)
 
 
+def _by_magnitude(rows: Sequence[Row], numbers: list[int | None], gold: list[int]) -> dict[str, dict[str, float]]:
+    """Errors by the rows' own groups (1e5, 1e6, ...), else by how many digits the answer has."""
+    groups: dict[str, list[int]] = {}
+    for n, row in enumerate(rows):
+        groups.setdefault(row.group or f"{len(str(gold[n]))} digits", []).append(n)
+    kept = ("n", "rmsle", "exact", "parse_rate")
+    found = {g: score_numbers([numbers[n] for n in at], [gold[n] for n in at]) for g, at in sorted(groups.items())}
+    return {g: {k: scores[k] for k in kept} for g, scores in found.items()}
+
+
 def _write_masked(reading: Reading, batch: Batch) -> list[str]:
     tokenizer = reading.loaded.tokenizer
     mask_BT = batch.inputs["input_ids"] == tokenizer.mask_token_id
@@ -291,6 +308,9 @@ def _write_masked(reading: Reading, batch: Batch) -> list[str]:
     pieces: list[list[int]] = [[] for _ in range(len(batch))]
     for row, token in zip(rows_M.tolist(), best_M.tolist()):
         pieces[row].append(token)
+    if not reading.encoding.end:  # as first published: the answer's length is given away
+        gold_B = (batch.targets["target"] != IGNORE).sum(1).tolist()
+        return [str(tokenizer.decode(p[:n])).strip() for p, n in zip(pieces, gold_B)]
     return [_until_end(tokenizer, p) for p in pieces]
 
 

@@ -47,6 +47,16 @@ class Penalty(Protocol):
         """Add the gradient, return the value."""
 
 
+class Pull(Protocol):
+    """A hold outside the update rule: what share of the rule's step update `step` takes, and the way back."""
+
+    def share(self, step: int) -> float:
+        """Between 0 and 1."""
+
+    def __call__(self, params: Mapping[str, Tensor], rate: float) -> None:
+        """Move weights back."""
+
+
 @dataclass(frozen=True)
 class Replay:
     """Rows of another task that ride along with every update, so that it is not forgotten."""
@@ -64,10 +74,11 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What enters the loss beside its plain mean: weights of examples, a penalty, replayed rows."""
+    """What enters an update beside the plain mean loss: weights of examples, a penalty, a pull, replayed rows."""
 
     weights_N: np.ndarray | None = None
     penalty: Penalty | None = None
+    pull: Pull | None = None
     replay: Replay | None = None
 
 
@@ -120,6 +131,7 @@ class Keeping:
     select: Callable[[], float] | None = None  # called every plan.eval_steps: higher is better, best weights are kept
     advance: Callable[[int, str], None] = lambda n, note: None
     resumed: Callable[[int], None] = lambda n: None  # called with the updates done in an earlier session
+    finished: Callable[[Mapping[str, Tensor]], None] = lambda state: None  # called with the update rule's last state
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -159,7 +171,10 @@ def fit(
             _check(loss, step)
             norm = clip(grads, plan.max_grad_norm)
             lr = rate(step, plan.steps, plan.learning_rate, plan.warmup, plan.schedule)
-            update(plan.rule, params, grads, state, lr, step + 1)
+            share = terms.pull.share(step) if terms.pull else 1.0
+            update(plan.rule, params, grads, state, lr * share, step + 1)
+            if terms.pull:
+                terms.pull(params, lr * (1.0 - share))
             history.add(step + 1, loss, lr, norm, plan)
             if keeping.select and plan.eval_steps and ((step + 1) % plan.eval_steps == 0 or step + 1 == plan.steps):
                 best = _select(keeping.select, model, params, history, step + 1) or best
@@ -171,6 +186,7 @@ def fit(
                 _save(keeping.state, plan, params, state, history, step + 1, best)
                 saved_at = time.monotonic()
                 pause = max(keeping.every, 30 * (saved_at - began))  # saving costs at most 3 % of the time
+    keeping.finished(state)
     for p in params.values():
         p.grad = None
     if best:

@@ -5,8 +5,9 @@ A penalty is called after the backward pass, adds its gradient to the gradients 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from budwood.params import tree
 from budwood.train.fit import Penalty, trainable
 
 Named = Mapping[str, Tensor]
+SAME_KIND = {"exact": "sampled"}  # the same expectation
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,47 @@ class Quadratic:
         value = 0.0
         with torch.no_grad():
             for name, grad in grads.items():
-                if self.importance is not None and name not in self.importance:
+                if name not in self.anchor or (self.importance is not None and name not in self.importance):
                     continue
                 delta = params[name] - self.anchor[name]
                 pull = delta if self.importance is None else delta * self.importance[name]
                 value += float((pull * delta).sum())
                 grad.add_(pull, alpha=self.strength)
         return 0.5 * self.strength * value
+
+
+@dataclass(frozen=True)
+class Annealed:
+    """A quadratic hold outside the update rule that hands over to the task as training goes on (RecAdam's way).
+
+    Update t takes the share s(t) = 1 / (1 + exp(-k (t - t0))) of the rule's step, and a step of (1 - s) x strength x
+    importance towards the anchor, never past it.
+    """
+
+    parts: tuple[Quadratic, ...]
+    steepness: float
+    middle: float
+
+    def share(self, step: int) -> float:
+        """The task's share of update `step` (from 0).
+
+        >>> Annealed((), 0.1, 10.0).share(10)
+        0.5
+        """
+        return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, self.steepness * (step - self.middle)))))
+
+    @torch.no_grad()
+    def __call__(self, params: Named, rate: float) -> None:
+        """Move every held weight towards its anchor by rate x strength x importance, at most all the way."""
+        for part in self.parts:
+            for name, anchor in part.anchor.items():
+                if part.importance is not None and name not in part.importance:
+                    continue
+                pull = rate * part.strength
+                if part.importance is None:
+                    params[name].lerp_(anchor, min(1.0, pull))
+                else:
+                    params[name].lerp_(anchor, (part.importance[name] * pull).clamp_max_(1.0))
 
 
 @dataclass(frozen=True)
@@ -60,6 +96,8 @@ class Absolute:
         value = 0.0
         with torch.no_grad():
             for name, grad in grads.items():
+                if name not in self.anchor:
+                    continue
                 delta = params[name] - self.anchor[name]
                 value += float(delta.abs().sum())
                 grad.add_(delta.sign(), alpha=self.strength)
@@ -79,7 +117,7 @@ class Together:
 
 @dataclass(frozen=True)
 class Holding:
-    """What holds the weights: strengths of each penalty and the Fisher files of EWC."""
+    """What holds the weights: strengths of each penalty, the Fisher files of EWC, and when the hold lets go."""
 
     ewc: tuple[Path, ...] = ()
     ewc_strength: float = 0.0
@@ -87,39 +125,77 @@ class Holding:
     ewc_decay: float = 1.0
     l2_to_base: float = 0.0
     l1_to_base: float = 0.0
+    anneal: float = 0.0
+    anneal_at: float = 0.25
 
 
-def make_penalty(model: nn.Module, holding: Holding) -> tuple[Penalty | None, dict[str, Any]]:
-    """The penalty anchored at the model's weights as they are now, and what there is to say about it."""
-    start = {n: p.detach().clone() for n, p in trainable(model).items()}
-    parts: list[Penalty] = []
+@dataclass(frozen=True)
+class Held:
+    """What holds a model: a term of the loss, or a pull outside the update rule, and what there is to say about it."""
+
+    penalty: Penalty | None = None
+    pull: Annealed | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def hold(
+    model: nn.Module, holding: Holding, steps: int = 1, fresh: Sequence[str] = (), tokenizer: str | None = None
+) -> Held:
+    """What holds the model's weights where they are now; newly drawn weights (`fresh`) are free.
+
+    `steps` are all updates to come (for annealing), `tokenizer` the hash of the model's tokenizer.
+    """
+    free = {id(p) for n, p in tree.named(model).items() if n in set(fresh)}
+    start = {n: p.detach().clone() for n, p in trainable(model).items() if id(p) not in free}
+    parts: list[Quadratic] = []
     facts: dict[str, Any] = {}
     if holding.ewc and holding.ewc_strength:
-        importance, facts = _importance(model, holding)
-        parts.append(Quadratic(holding.ewc_strength, start, importance))
+        importance, facts = _importance(model, holding, tokenizer)
+        parts.append(Quadratic(holding.ewc_strength, start, {n: v for n, v in importance.items() if n in start}))
     elif holding.ewc or holding.ewc_strength:
         raise ConfigError("--ewc FISHER and --ewc-strength S go together: give both, the strength above 0.")
     if holding.l2_to_base:
         parts.append(Quadratic(holding.l2_to_base, start))
-    if holding.l1_to_base:
-        parts.append(Absolute(holding.l1_to_base, start))
-    if not parts:
-        return None, facts
-    return (parts[0] if len(parts) == 1 else Together(parts)), facts
+    if holding.anneal:
+        if not parts or holding.l1_to_base:
+            raise ConfigError(
+                "--anneal lets go of a quadratic hold: give --ewc with --ewc-strength or --l2-to-base, and no "
+                "--l1-to-base."
+            )
+        at = holding.anneal_at if holding.anneal_at >= 1 else holding.anneal_at * steps
+        return Held(pull=Annealed(tuple(parts), holding.anneal, at), facts=facts)
+    every: list[Penalty] = [*parts, *([Absolute(holding.l1_to_base, start)] if holding.l1_to_base else [])]
+    return Held(every[0] if len(every) == 1 else Together(every) if every else None, None, facts)
 
 
-def _importance(model: nn.Module, holding: Holding) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The Fisher information of every trained weight that has one, under the model's own names."""
+def make_penalty(model: nn.Module, holding: Holding) -> tuple[Penalty | None, dict[str, Any]]:
+    """The penalty anchored at the model's weights as they are now, and what there is to say about it."""
+    held = hold(model, holding)
+    return held.penalty, dict(held.facts)
+
+
+def _importance(model: nn.Module, holding: Holding, tokenizer: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The Fisher information of every trained weight that has one, under the model's own names.
+
+    Normalised: every file is scaled to mean 1 before they are added, and the sum again.
+    """
     total: dict[str, Tensor] = {}
+    kinds: dict[str, Path] = {}
+    each = holding.ewc_scale == "normalised" and len(holding.ewc) > 1
     for path in holding.ewc:
-        found = read_fisher(path, model)
+        found, manifest = read_fisher(path, model, tokenizer)
+        kinds.setdefault(SAME_KIND.get(str(manifest.get("kind")), str(manifest.get("kind"))), path)
+        if len(kinds) > 1:
+            (one, first), (other, second) = list(kinds.items())[:2]
+            raise TreeError(
+                f"The Fisher files '{first}' (kind {one}) and '{second}' (kind {other}) measure different things and "
+                "cannot be added. Make both with one --kind."
+            )
+        factor = 1.0 / _mean(found, [path]) if each else 1.0
         for name, value in found.items():
-            total[name] = total[name] * holding.ewc_decay + value if name in total else value.clone()
-    mean = float(sum(v.double().sum() for v in total.values()) / sum(v.numel() for v in total.values()))
-    if not mean > 0:
-        raise TreeError(
-            f"The Fisher information in {', '.join(map(str, holding.ewc))} is zero everywhere: nothing is held."
-        )
+            own = value * factor
+            total[name] = total[name] * holding.ewc_decay + own if name in total else own
+    mean = _mean(total, holding.ewc)
     factor = 1.0 / mean if holding.ewc_scale == "normalised" else 1.0
     own = {id(p): n for n, p in trainable(model).items()}
     importance = {own[id(p)]: total[n] * factor for n, p in tree.named(model).items() if n in total and id(p) in own}
@@ -131,9 +207,16 @@ def _importance(model: nn.Module, holding: Holding) -> tuple[dict[str, Tensor], 
     return importance, facts
 
 
-def read_fisher(path: Path, model: nn.Module) -> dict[str, Tensor]:
-    """What a Fisher file says about this model, checked by name and shape; one of another architecture is refused."""
-    values, manifest = tree.load(_file(path))
+def _mean(values: Named, paths: Sequence[Path]) -> float:
+    mean = float(sum(v.double().sum() for v in values.values()) / sum(v.numel() for v in values.values()))
+    if not mean > 0:
+        raise TreeError(f"The Fisher information in {', '.join(map(str, paths))} is zero everywhere: nothing is held.")
+    return mean
+
+
+def read_fisher(path: Path, model: nn.Module, tokenizer: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a Fisher file says about this model, and its manifest; checked by family, tokenizer, name and shape."""
+    values, manifest = tree.load(fisher_file(path))
     if manifest.get("artefact") != "fisher":
         raise TreeError(
             f"'{path}' is no Fisher file (it says '{manifest.get('artefact', 'nothing')}'). `budwood fisher` makes one."
@@ -141,30 +224,44 @@ def read_fisher(path: Path, model: nn.Module) -> dict[str, Tensor]:
     parameters = tree.named(model)
     made = f"it was made from '{manifest.get('model')}' on '{manifest.get('task')}'"
     for name, value in values.items():
-        if name.startswith((tree.HEAD, "pooler.")) and (
-            name not in parameters or parameters[name].shape != value.shape
-        ):
-            continue  # the head of another task on the same backbone
-        if name not in parameters:
-            raise TreeError(
-                f"The Fisher file '{path}' has '{name}', which this model lacks ({made}).{nearest(name, parameters)}"
-            )
-        if parameters[name].shape != value.shape:
-            raise TreeError(
-                f"The Fisher file '{path}' has '{name}' of shape {tuple(value.shape)}, this model of "
-                f"{tuple(parameters[name].shape)} ({made}). Use the Fisher of a model of this architecture."
-            )
-        if not bool(torch.isfinite(value).all()) or bool((value < 0).any()):
-            raise TreeError(
-                f"The Fisher file '{path}' has numbers in '{name}' that are negative or not finite. Make it again."
-            )
+        _check_tensor(path, made, name, value, parameters)
     lost = [n for n in parameters if not n.startswith((tree.HEAD, "pooler.")) and n not in values]
     if lost:
         raise TreeError(f"The Fisher file '{path}' says nothing about '{lost[0]}' and {len(lost) - 1} more ({made}).")
-    return {n: v for n, v in values.items() if n in parameters and parameters[n].shape == v.shape}
+    family = getattr(getattr(model, "config", None), "model_type", None)
+    if manifest.get("model_type") and family and manifest["model_type"] != family:
+        raise TreeError(
+            f"The Fisher file '{path}' is of a {manifest['model_type']} and this model is a {family} ({made}). Weights "
+            "of the same name do other work there: make the Fisher from this model."
+        )
+    if tokenizer and manifest.get("tokenizer") and manifest["tokenizer"] != tokenizer:
+        raise TreeError(
+            f"The Fisher file '{path}' was made with another tokenizer ({made}): row 7 of its "
+            f"'{next(iter(parameters))}' is another word than here. Make the Fisher from this model."
+        )
+    return {n: v for n, v in values.items() if n in parameters and parameters[n].shape == v.shape}, manifest
 
 
-def _file(path: Path) -> Path:
+def _check_tensor(path: Path, made: str, name: str, value: Tensor, parameters: Named) -> None:
+    """Refuse one tensor that this model lacks or has in another shape, or that is no Fisher information."""
+    if name.startswith((tree.HEAD, "pooler.")) and (name not in parameters or parameters[name].shape != value.shape):
+        return  # the head of another task on the same backbone
+    if name not in parameters:
+        raise TreeError(
+            f"The Fisher file '{path}' has '{name}', which this model lacks ({made}).{nearest(name, parameters)}"
+        )
+    if parameters[name].shape != value.shape:
+        raise TreeError(
+            f"The Fisher file '{path}' has '{name}' of shape {tuple(value.shape)}, this model of "
+            f"{tuple(parameters[name].shape)} ({made}). Use the Fisher of a model of this architecture."
+        )
+    if not bool(torch.isfinite(value).all()) or bool((value < 0).any()):
+        raise TreeError(
+            f"The Fisher file '{path}' has numbers in '{name}' that are negative or not finite. Make it again."
+        )
+
+
+def fisher_file(path: Path) -> Path:
     """A Fisher file given as itself or as its run."""
     inner = path / "fisher.safetensors"
     if inner.is_file():

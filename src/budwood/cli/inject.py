@@ -1,0 +1,100 @@
+"""`budwood inject`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from budwood.cli.show import grid, serve
+from budwood.config.inject import InjectConfig
+
+NAMES = {"none": "plain", "ewc": "EWC", "l2": "L2 to base", "recadam": "RecAdam", "replay": "replay", "base": "before"}
+
+
+def register(app: App) -> None:
+    """Add the verb."""
+
+    @app.command
+    def inject(model: str, *, settings: Annotated[InjectConfig, Parameter(name="*")]) -> int:
+        """Teach a model a new skill while keeping others: every way of holding them, side by side.
+
+        Parameters
+        ----------
+        model
+            tiny-bert, tiny-gpt, a model directory, a hub name, or a run. Keeping text needs a language model.
+        """
+        return serve("inject", settings, [model], told)
+
+
+def told(metrics: Mapping[str, Any], cost: Mapping[str, Any]) -> str:
+    """A table of all ways (median over seeds, lowest to highest beside it), then what it means in sentences."""
+    main, new = metrics["main_kept"], metrics["task"]
+    extra = [k for k in ("exact", "parse_rate") if k in metrics["groups"][0]["new"]]
+    others = [n for n in metrics["groups"][0]["kept"] if n != main]
+    rows = [_before(metrics, extra, others)]
+    for g in metrics["groups"]:
+        row: dict[str, Any] = {"way": NAMES[g["retain"]], "strength": g["strength"]}
+        row |= {new: g["new"]["score"], "seeds": _range(g, "new_error")}
+        row |= {k: g["new"].get(k) for k in extra}
+        row |= {main: g["kept"][main]["score"], "(seeds)": _range(g, "kept_error")}
+        row |= {n: g["kept"][n]["score"] for n in others} | {"front": "*" if g["front"] else ""}
+        rows.append(row)
+    columns = ["way", "strength", new, "seeds", *extra, main, "(seeds)", *others, "front"]
+    kept_metric = metrics["groups"][0]["kept"][main]["metric"]
+    head = (
+        f"inject {' '.join(metrics['models'])}: {new} ({metrics['metric']}, n = {metrics['n']:,}) while keeping "
+        f"{', '.join([main, *others])} ({main}: {kept_metric}); seeds {', '.join(map(str, metrics['seeds']))}"
+    )
+    return "\n".join(
+        [head, "", grid(rows, columns), "", *_sentences(metrics), f"seconds {cost.get('seconds', 0):,.1f}"]
+    )
+
+
+def _before(metrics: Mapping[str, Any], extra: list[str], others: list[str]) -> dict[str, Any]:
+    base, main = metrics["base"], metrics["main_kept"]
+    scored = base["new"] or {}
+    row: dict[str, Any] = {"way": "before", metrics["task"]: scored.get("score"), main: base["kept"][main]["score"]}
+    return {**row, **{k: scored.get(k) for k in extra}, **{n: base["kept"][n]["score"] for n in others}}
+
+
+def _range(group: Mapping[str, Any], key: str) -> str:
+    """Lowest to highest error over seeds."""
+    low, high = group[f"{key}_low"], group[f"{key}_high"]
+    return f"{low:.3g}-{high:.3g}" if group["seeds"] > 1 else ""
+
+
+def _sentences(metrics: Mapping[str, Any]) -> list[str]:
+    groups, base, ref = metrics["groups"], metrics["base"]["kept_error"], metrics["reference"]
+    lines = []
+    plain = next((g for g in groups if g["retain"] == "none"), None)
+    if plain is not None:
+        worse = plain["kept_error"] / max(base, 1e-12)
+        lines.append(
+            f"Plain training: error {plain['new_error']:.3f} ({plain['new_error'] / ref['new_error']:.2f} x that of "
+            f"{ref['is']}, {ref['new_error']:.3f}); {metrics['main_kept']} error x{worse:.2f}."
+        )
+    safe = [g for g in groups if g["retain"] != "none" and g["kept_error"] <= 1.05 * base]
+    names = ", ".join(_name(g) for g in safe) or "none"
+    lines.append(f"Within 5 % of {metrics['main_kept']} before: {names}.")
+    area = {NAMES[w]: v for w, v in metrics["hypervolume"].items() if w != "none"}
+    told_area = "; ".join(f"{w} {', '.join(f'{x:.3f}' for x in v.values())}" for w, v in area.items())
+    lines.append(f"Hypervolume by seed (larger is better): {told_area}.")
+    knee = metrics["knee"]
+    state = {True: "met", False: "not met", None: "none"}[knee["met"]]
+    lines.append(f"Knee ({state}): {knee['reason']}.")
+    if knee.get("better"):
+        lines.append(
+            "Does better: "
+            + "; ".join(
+                f"{_name(f)} (error x{f['times_plain']:.2f}, {f['avoided']:.0%} avoided)" for f in knee["better"]
+            )
+            + "."
+        )
+    lines += [f"Note, {note}: {text}." for note, text in metrics["warnings"].items()]
+    return lines
+
+
+def _name(group: Mapping[str, Any]) -> str:
+    return NAMES[group["retain"]] + (f" {group['strength']:g}" if group["strength"] is not None else "")

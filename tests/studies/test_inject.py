@@ -1,0 +1,121 @@
+"""A whole study in small: every way, carried on after a stop, the same bytes; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import budwood as bw
+from budwood.cli.inject import told
+from budwood.data.task import Row, Task
+from budwood.errors import ConfigError, ModelError
+from budwood.studies import inject as study
+from tests.cases import write_model
+
+STEPS: dict[str, Any] = {
+    "max_steps": 3,
+    "threads": 1,
+    "keep_steps": 2,
+    "limit_eval": 12,
+    "keep_rows": 24,
+    "batch_size": 4,
+}
+
+
+def texts(count: int, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(f"w{i}" for i in rng.integers(5, 40, 7)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny masked LM, running text, and two labelled files of made-up words."""
+    root = tmp_path_factory.mktemp("inject")
+    write_model(root / "m", "bert", "lm")
+    for name, seed in (("new", 1), ("old", 2)):
+        lines = [f"{t},{['no', 'yes'][i % 2]}" for i, t in enumerate(texts(60, seed))]
+        (root / f"{name}.csv").write_text("text,label\n" + "\n".join(lines) + "\n")
+    (root / "plain.txt").write_text("\n".join(texts(60, 3)) + "\n")
+    return root
+
+
+@pytest.fixture
+def there(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(place)
+    return place
+
+
+def run(new: str | Task, keep: str, out: str, **more: Any) -> Any:
+    return bw.inject("m", new, keep=keep, out=out, **{**STEPS, **more})
+
+
+def test_a_head_task_with_a_kept_head_task(there: Path) -> None:
+    result = run("new.csv", "old.csv", "heads", strengths=(10.0,), retain="none,ewc", seeds=(0, 1))
+    m = result.metrics
+    assert len(m["cells"]) == 2 * 2 and len(m["groups"]) == 2 and m["seeds"] == [0, 1]
+    assert set(m["hypervolume"]) == {"none", "ewc"} and set(m["hypervolume"]["ewc"]) == {"0", "1"}
+    assert m["front"] and m["knee"]["reason"] and m["reference"]["is"] == "the commonest label"
+    ewc = [c for c in m["cells"] if c["retain"] == "ewc"]
+    assert all(c["new"]["ewc_effective"] > 0 for c in ewc) and m["base"]["new"] is None
+    assert (result.run / "figures" / "front.svg").exists()
+    assert (result.run / "cells" / "ewc-10-seed1" / "new" / "model" / "model.safetensors").exists()
+    assert "Knee (" in told(m, result.cost)
+
+
+def test_text_is_kept_by_its_loss_and_a_stopped_study_carries_on(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tuple(Row(f"t{i}", t, label=i % 2) for i, t in enumerate(texts(40, 5)))
+    from budwood.data.task import Template
+
+    words = Template(masked="{text} {mask}", words=("w7", "w8"))
+    task = Task("asked", "label", {"train": rows[:28], "validation": rows[28:]}, ("no", "yes"), template=words)
+    more: dict[str, Any] = {"mode": "prompt", "strengths": (5.0,), "retain": "none,ewc,recadam,replay"}
+    whole = run(task, "plain.txt", "whole", **more)
+    assert {c["retain"] for c in whole.metrics["cells"]} == {"none", "ewc", "recadam", "replay"}
+    assert whole.metrics["base"]["kept"]["plain.txt"]["metric"] == "lm_loss"
+    calls = []
+
+    def breaks(*words: Any, **more: Any) -> Any:
+        calls.append(words)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return verb(*words, **more)
+
+    verb = study.run_verb
+    monkeypatch.setattr(study, "run_verb", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        run(task, "plain.txt", "stopped", **more)
+    monkeypatch.setattr(study, "run_verb", verb)
+    again = run(task, "plain.txt", "stopped", **more)
+    clean = lambda m: json.dumps(m).replace("stopped", "whole")
+    assert clean(again.metrics) == clean(whole.metrics)
+    assert not run(task, "plain.txt", "stopped", **more).fresh
+
+
+def test_what_cannot_be_is_refused(there: Path) -> None:
+    with pytest.raises(ConfigError, match="language-model loss"):
+        run("new.csv", "plain.txt", "r1")
+    with pytest.raises(ConfigError, match="the new skill itself"):
+        run("new.csv", "new.csv", "r2")
+    for strength in (-1.0, float("nan"), float("inf"), 0.0):
+        with pytest.raises(ConfigError, match="strengths must be above 0 and finite"):
+            run("new.csv", "old.csv", "r3", strengths=(strength,))
+    with pytest.raises(ConfigError, match="use --retain and --strengths"):
+        run("new.csv", "old.csv", "r4", l2_to_base=1.0)
+    with pytest.raises(ConfigError, match="Nothing is left to compare"):
+        run("new.csv", "old.csv", "r5", retain="replay")
+    write_model(there / "bare", "bert", "backbone")
+    with pytest.raises(ModelError, match="no language-model head"):
+        bw.inject("bare", "arithmetic", keep="plain.txt", out="r6", **STEPS)
+
+
+def test_shared_rows_are_counted(there: Path) -> None:
+    lines = (there / "new.csv").read_text().splitlines()
+    (there / "twin.csv").write_text(
+        "\n".join([lines[0], *lines[1:30], *(there / "old.csv").read_text().splitlines()[1:]])
+    )
+    result = run("new.csv", "twin.csv", "shared", retain="none", limit_eval=None)
+    assert "29 rows of 'twin.csv' are also in 'new'" in " ".join(result.metrics["warnings"].values())
