@@ -26,6 +26,7 @@ COMMANDS = {
     "finetune": ("finetune", "teach a model a task, and score it"),
     "evaluate": ("evaluate", "score a model as it is: metrics, calibration, one record per example"),
     "fisher": ("fisher", "how much each weight matters to a task: diagonal Fisher information"),
+    "graft": ("graft", "cut a fine-tuned skill out as a small file: learn, show, overlap, stitch, subtract"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
     "runs": ("runs", "list runs; with --group mean, spread and median over seeds"),
     "compare": ("compare", "settings and metrics in which two runs differ"),
@@ -100,8 +101,9 @@ def _run(verb: str, words: list[str]) -> int:
     from budwood.cli.arguments import expand, explain
     from budwood.studies.verbs import VERBS
 
-    if verb in VERBS and not {"--help", "-h"} & set(words):
-        words = [verb, *expand(words[1:], VERBS[verb].settings)]
+    length = 2 if " ".join(words[:2]) in VERBS else 1  # some verbs have two words
+    if (name := " ".join(words[:length])) in VERBS and not {"--help", "-h"} & set(words):
+        words = [*words[:length], *expand(words[length:], VERBS[name].settings)]
     app = build(list(COMMANDS) if verb == "completion" else [verb])
     try:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")

@@ -49,7 +49,7 @@ class Method(Protocol):
 
 
 RUNS = Path("runs")
-ARTEFACTS = frozenset({"ewc"})  # settings that name files: their content decides, not their place
+ARTEFACTS = frozenset({"ewc", "fisher"})  # settings that name files: their content decides, not their place
 
 
 def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:
@@ -83,7 +83,7 @@ def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
 def prepare(cfg: VerbConfig, references: Sequence[str], task: Task | None) -> tuple[tuple[ModelRef, ...], Task]:
     """Resolve names before anything heavy is imported, then read the rows."""
     models = tuple(
-        resolve(r, runs_dir=RUNS, revision=cfg.revision, offline=cfg.offline, trust_remote_code=cfg.trust_remote_code)
+        resolve(r, runs_dir=RUNS, revision=cfg.revision, offline=cfg.offline, trust_remote_code=cfg.trust_remote_code, force=cfg.force)
         for r in references
     )
     if task is None:

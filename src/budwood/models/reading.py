@@ -18,6 +18,7 @@ from budwood.data.mask import Masking, mask_tokens
 from budwood.data.prompt import label_word_ids, render
 from budwood.data.task import Row, Task, Template
 from budwood.errors import ConfigError, DataError
+from budwood.models.grafted import graft_reading
 from budwood.models.load import HeadSpec, Loaded
 from budwood.models.objective import Objective, Wording, make_objective
 from budwood.models.reference import ModelRef
@@ -29,9 +30,9 @@ SPAN_LENGTH, CHUNK = 384, 128
 def as_tuned(cfg: Any, ref: ModelRef) -> Any:
     """The settings, with what was not set about reading as the run behind `ref` was trained with."""
     manifest = ref.run / "run.json" if ref.run else None
-    if manifest is None or not manifest.exists():
-        return cfg
-    tuned = read_json(manifest).get("settings", {})
+    tuned = graft_reading(ref, getattr(cfg, "task", None))
+    if manifest is not None and manifest.exists() and not ref.grafts:
+        tuned = read_json(manifest).get("settings", {})
     fields = ReadConfig.model_fields
     unset = [n for n in fields if getattr(cfg, n) == fields[n].get_default() and tuned.get(n) is not None]
     return cfg.model_validate({**cfg.model_dump(), **{n: tuned[n] for n in unset}})

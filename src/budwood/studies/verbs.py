@@ -52,6 +52,12 @@ VERBS = {
             "budwood.methods.fisher:fisher",
             "budwood.methods.estimate:fisher",
         ),
+        Verb(
+            "graft learn",
+            "budwood.config.graft:GraftLearnConfig",
+            "budwood.methods.graft.learn:learn",
+            "budwood.methods.graft.estimate:learn",
+        ),
     )
 }
 
