@@ -174,9 +174,41 @@ class GraftStitchConfig(ReadConfig, DataConfig, RunConfig):
     )
 
 
-class GraftSubtractConfig(ReadConfig, DataConfig, RunConfig):
+class GraftSubtractConfig(ReadConfig, GraftableConfig, DataConfig, RunConfig):
     """Everything `graft subtract` can be told."""
 
     off_task: Annotated[tuple[str, ...], Parameter(group=DATA, negative="")] = Field(
         (), description="Tasks to score beside the graft's own."
     )
+
+
+class GraftStudyConfig(RunConfig, DataConfig):
+    """What the studies share: tasks, shots, the fine-tuning and the grafts in them."""
+
+    task: Annotated[str, Parameter(group=DATA, show=False)] = Field("", description="Not needed: see --tasks.")
+    tasks: Annotated[tuple[str, ...], Parameter(group=DATA, negative="")] = Field(
+        ("tiny-sentiment", "tiny-topic", "tiny-grammar"), description="Tasks, in the order in which they come."
+    )
+    mode: Annotated[Literal["prompt", "causal", "head"], Parameter(group=GRAFT)] = Field(
+        "prompt", description="How the tasks are put to the model."
+    )
+    size: Annotated[str, Parameter(group=GRAFT)] = Field("5%", description="Size of every graft.")
+    select: Annotated[Rule, Parameter(group=GRAFT)] = Field("learned", description="How its weights are chosen.")
+    max_steps: Annotated[int | None, Parameter(group=GRAFT)] = Field(
+        None, ge=1, description="Updates of every fine-tuning; default: by the data."
+    )
+    optimizer: Annotated[Literal["sgd", "adamw"], Parameter(group=GRAFT)] = Field(
+        "adamw", description="Of multitask and continual; localise tries all."
+    )
+    l1: Annotated[float, Parameter(group=GRAFT)] = Field(
+        1e-4, gt=0, description="localise: weight of the L1 distance to the base in AdamW+L1."
+    )
+    text: Annotated[str | None, Parameter(group=DATA)] = Field(
+        None, description="A text on which the language-model loss is also measured."
+    )
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _size(cls, value: object) -> str:
+        parse_size(str(value))
+        return str(value)

@@ -86,9 +86,12 @@ class TrainConfig(Config):
         1.0, gt=0, le=1, description="With several Fishers: factor on the sum of the earlier ones (online EWC)."
     )
     replay: Annotated[str | None, Parameter(group=TRAINING)] = Field(
-        None, description="A task whose rows ride along with every update, so that it is not forgotten."
+        None, description="A task (or several, a,b) whose rows ride along with every update, so that it is kept."
     )
     replay_rows: Annotated[int, Parameter(group=TRAINING)] = Field(16, ge=1, description="Replayed rows per update.")
+    inside: Annotated[Path | None, Parameter(group=TRAINING)] = Field(
+        None, description="Train only the weights of this graft (a .graft file): can they learn the task again?"
+    )
     checkpoint: Annotated[Literal["last", "best"], Parameter(group=TRAINING)] = Field(
         "last", description="Weights kept: of the last update, or best on validation."
     )

@@ -62,7 +62,11 @@ def size_curve(axes: Any, rows: Sequence[Mapping[str, Any]], title: str) -> dict
 
 
 def matrix(
-    axes: Any, values: Sequence[Sequence[float | None]], names: tuple[Sequence[str], Sequence[str]], title: str, unit: str
+    axes: Any,
+    values: Sequence[Sequence[float | None]],
+    names: tuple[Sequence[str], Sequence[str]],
+    title: str,
+    unit: str,
 ) -> dict[str, list[Any]]:
     """A matrix with named rows (from top to bottom) and columns; returns the numbers drawn."""
     grid = np.array([[np.nan if v is None else v for v in row] for row in values], dtype=float)

@@ -49,7 +49,7 @@ class Method(Protocol):
 
 
 RUNS = Path("runs")
-ARTEFACTS = frozenset({"ewc", "fisher"})  # settings that name files: their content decides, not their place
+ARTEFACTS = frozenset({"ewc", "fisher", "inside"})  # settings that name files: their content decides, not their place
 
 
 def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:
@@ -83,9 +83,18 @@ def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
 def prepare(cfg: VerbConfig, references: Sequence[str], task: Task | None) -> tuple[tuple[ModelRef, ...], Task]:
     """Resolve names before anything heavy is imported, then read the rows."""
     models = tuple(
-        resolve(r, runs_dir=RUNS, revision=cfg.revision, offline=cfg.offline, trust_remote_code=cfg.trust_remote_code, force=cfg.force)
+        resolve(
+            r,
+            runs_dir=RUNS,
+            revision=cfg.revision,
+            offline=cfg.offline,
+            trust_remote_code=cfg.trust_remote_code,
+            force=cfg.force,
+        )
         for r in references
     )
+    if task is None and not cfg.task:  # a verb about grafts, each of which names its task
+        return models, Task("grafts", "text", {})
     if task is None:
         resolve_task(cfg)
         return models, load_task(cfg)
@@ -102,6 +111,7 @@ def settings_of(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, A
     """The settings that decide the result: the verb's own, and the content of models and data."""
     own = {k: v for k, v in cfg.model_dump(mode="json").items() if k not in NEUTRAL}
     artefacts = {k: getattr(cfg, k) for k in own if k in ARTEFACTS and getattr(cfg, k)}
+    artefacts = {k: v if isinstance(v, tuple) else (v,) for k, v in artefacts.items()}
     own |= {k: [_content(path) for path in paths] for k, paths in artefacts.items()}
     return {**own, "models": [fingerprint(m) for m in models], "task": task.name, "rows": task.digest}
 

@@ -52,7 +52,7 @@ def put_grafts(ref: ModelRef, model: nn.Module, labels: Sequence[str], fresh: Se
 
 
 def graft_reading(ref: ModelRef, task: str | None) -> dict[str, Any]:
-    """How the rows were put to the model when its grafts were made: the last graft of this task, else what all share."""
+    """How rows were put to the model when its grafts were made: the last graft of this task, else what all share."""
     if not ref.grafts:
         return {}
     manifests = [manifest_of(p) for p in ref.grafts]

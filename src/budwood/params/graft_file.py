@@ -25,7 +25,7 @@ import numpy as np
 from budwood.errors import TreeError
 from budwood.store.files import writing
 
-FORMAT = "budwood-graft-1"
+FORMAT, META = "budwood-graft-1", "graft"
 HEAD_KEY = "head:"
 HEADS = ("head.", "pooler.")  # what a dense tensor may be called
 MOST = 1 << 48  # weights of a tensor: larger shapes are nonsense
@@ -48,7 +48,7 @@ def pack(index_K: np.ndarray) -> np.ndarray:
     >>> pack(np.array([0, 1, 300])).tolist()
     [0, 0, 170, 2]
     """
-    gap_K = np.diff(np.asarray(index_K, dtype=np.int64), prepend=-1) - 1
+    gap_K: np.ndarray = np.diff(np.asarray(index_K, dtype=np.int64), prepend=-1).astype(np.int64) - 1
     if len(gap_K) and gap_K.min() < 0:
         raise TreeError("The positions of a graft must be sorted, distinct and not negative.")
     width_K = np.ones(len(gap_K), dtype=np.int64)
@@ -97,9 +97,13 @@ def write(path: Path, contents: Contents) -> None:
     }
     manifest = {**contents.manifest, "tensors": [[n, list(contents.shape[n]), len(contents.index[n])] for n in names]}
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    meta = {"format": FORMAT, "manifest": text, "checksum": checksum(text, tensors)}
     with writing(path) as part:
-        save_file(tensors, part, metadata=meta)
+        save_file(tensors, part, metadata=metadata(text, tensors))
+
+
+def metadata(manifest: str, tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """The container's metadata: one entry, since the library writes several in any order."""
+    return {META: json.dumps({"checksum": checksum(manifest, tensors), "format": FORMAT, "manifest": manifest})}
 
 
 def checksum(manifest: str, tensors: Mapping[str, np.ndarray]) -> str:
@@ -134,15 +138,15 @@ def _open(path: Path, tensors: bool) -> tuple[dict[str, Any], dict[str, np.ndarr
     damaged = f"The graft '{path}' is damaged or no graft at all"
     try:
         with safe_open(path, framework="numpy") as file:
-            meta = file.metadata() or {}
+            meta = json.loads((file.metadata() or {}).get(META, "{}"))
             if meta.get("format") != FORMAT:
                 raise TreeError(
                     f"'{path}' is no graft: its format is '{meta.get('format', 'unknown')}', expected '{FORMAT}'. "
                     "`budwood graft learn` writes NAME.graft files."
                 )
-            text = meta.get("manifest", "")
+            text = str(meta.get("manifest", ""))
             found = {n: file.get_tensor(n) for n in sorted(file.keys())} if tensors else {}
-    except (SafetensorError, ValueError, KeyError, TypeError) as e:
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise TreeError(f"{damaged} ({str(e).strip() or type(e).__name__}). Copy or make it again.") from e
     if tensors and checksum(text, found) != meta.get("checksum"):
         raise TreeError(f"{damaged}: its checksum does not fit its bytes. Copy or make it again.")
@@ -172,9 +176,9 @@ def _decode(manifest: dict[str, Any], tensors: dict[str, np.ndarray]) -> Content
     gap = unpack(indices)
     if len(gap) != len(values):
         raise TreeError(f"it has {len(gap):,} positions and {len(values):,} values.")
-    index, value, shape = _cut(manifest.get("tensors"), gap, values)
+    index, deltas, shape = _cut(manifest.get("tensors"), gap, values)
     rest = {k: v for k, v in manifest.items() if k != "tensors"}
-    return Contents(index, value, shape, head, rest)
+    return Contents(index, deltas, shape, head, rest)
 
 
 def _cut(table: Any, gap: np.ndarray, values: np.ndarray) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

@@ -22,9 +22,7 @@ def graftable(model: nn.Module, embeddings: bool = False, head: bool = False) ->
     """Names a graft may change: all of every block, with its norms and biases; embeddings and the rest on request."""
     names = tuple(named(model))
     chosen = tuple(
-        n
-        for n in names
-        if layer_of(n) is not None or (embeddings and is_embedding(n)) or (head and _is_rest(n, names))
+        n for n in names if layer_of(n) is not None or (embeddings and is_embedding(n)) or (head and _is_rest(n, names))
     )
     if not chosen:
         raise TreeError(

@@ -30,7 +30,9 @@ def learn(cfg: GraftLearnConfig, models: tuple[ModelRef, ...], task: Task) -> di
         objective.logits(model, batch)
         row = (time.perf_counter() - began) / len(batch)
     points = len(RULES) * len(cfg.curve_sizes) if cfg.curve else 0
-    learned = (cfg.mask_steps if cfg.select == "learned" else 1) + (len(cfg.curve_sizes) * cfg.mask_steps if points else 0)
+    learned = (cfg.mask_steps if cfg.select == "learned" else 1) + (
+        len(cfg.curve_sizes) * cfg.mask_steps if points else 0
+    )
     test = len(task.rows(task.reported))
     parameters = sum(p.numel() for p in model.parameters())
     tokens = batch.inputs["input_ids"].numel()
@@ -41,4 +43,14 @@ def learn(cfg: GraftLearnConfig, models: tuple[ModelRef, ...], task: Task) -> di
         "flops": 6.0 * len(pair.delta_P) * tokens * learned,
         "memory_bytes": 4 * (parameters + 3 * len(pair.delta_P)),
         "seconds": round(learned * step * 1.3 + (3 + points) * test * row + 3, 1),
+    }
+
+
+def compare(cfg: Any, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:
+    """Figures of looking at or joining grafts: their files, and one evaluation per graft and task."""
+    grafts = [g for m in models for g in m.grafts]
+    return {
+        "grafts": len(grafts),
+        "graft_bytes": sum(g.stat().st_size for g in grafts),
+        "evaluations": len(grafts) ** 2,
     }

@@ -1,6 +1,6 @@
 """The published way to learn a mask: sigmoids of free scores around a base mask, plain gradient steps, no exact size.
 
-gate = start + (1 - 2 start) x sigmoid(S - bias), S drawn from [0, 1), S -= rate x (1 - 2 start) x g x change x s (1 - s).
+gate = start + (1 - 2 start) x sigmoid(S - bias), S drawn from [0, 1); S -= rate x (1 - 2 start) x g x change x s (1-s).
 One step uses the gradient over all training rows; the rounded mask that scores best is kept. Unlike the original, the
 score is that of the training rows alone: development rows are never part of the choice.
 Shapes: P graftable weights end to end.
