@@ -203,8 +203,8 @@ class GraftStudyConfig(RunConfig, DataConfig):
     l1: Annotated[float, Parameter(group=GRAFT)] = Field(
         1e-4, gt=0, description="localise: weight of the L1 distance to the base in AdamW+L1."
     )
-    text: Annotated[str | None, Parameter(group=DATA)] = Field(
-        None, description="A text on which the language-model loss is also measured."
+    off_task: Annotated[tuple[str, ...], Parameter(group=DATA, negative="")] = Field(
+        (), description="Tasks a graft should not harm, such as a text for the language-model loss."
     )
 
     @field_validator("size", mode="before")

@@ -49,6 +49,7 @@ class Method(Protocol):
 
 
 RUNS = Path("runs")
+SEED = "@seed"  # in a reference: the seed of each child run, as in RUN/seeds/@seed
 ARTEFACTS = frozenset({"ewc", "fisher", "inside"})  # settings that name files: their content decides, not their place
 
 
@@ -217,7 +218,8 @@ def _per_seed(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
     """One child run per seed under OUT/seeds, then the mean, spread and median of every number."""
     if len(set(cfg.seeds)) != len(cfg.seeds):
         raise ConfigError(f"--seeds {','.join(map(str, cfg.seeds))} names a seed twice. Give each once.")
-    models, first = prepare(with_seeds(cfg), references, task)
+    own = lambda seed: [r.replace(SEED, str(seed)) for r in references]  # noqa: E731
+    models, first = prepare(with_seeds(cfg), own(cfg.seeds[0]), task)
     settings = {**settings_of(cfg, models, first), "seeds": list(cfg.seeds)}
     path = cfg.out or RUNS / run_name(verb, references[0], first.name, settings)
     with locked(path):
@@ -230,7 +232,7 @@ def _per_seed(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
             carry_out(
                 verb,
                 cfg.model_copy(update={"seed": s, "seeds": (), "out": path / "seeds" / str(s)}),
-                references,
+                own(s),
                 method,
                 task,
             )

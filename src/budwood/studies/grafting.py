@@ -52,7 +52,7 @@ def _graft(session: Session, name: str, models: Sequence[str], task: str, **sett
 
 
 def _off_task(session: Session) -> dict[str, Any]:
-    return {"off_task": (session.cfg.text,)} if session.cfg.text else {}
+    return {"off_task": session.cfg.off_task} if session.cfg.off_task else {}
 
 
 def localise(session: Session) -> dict[str, Any]:

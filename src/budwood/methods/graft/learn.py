@@ -1,4 +1,4 @@
-"""`graft learn`: the few weights that carry a skill, cut out of a fine-tuned model as a file, and what they are worth."""
+"""`graft learn`: the few weights that carry a skill, cut out of a tuned model as a file, and what they are worth."""
 
 from __future__ import annotations
 
