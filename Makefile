@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: env demo test lint format bench show-01 show-03 clean
+.PHONY: env demo test lint format bench show-01 show-02 show-03 show-04 show-05 show-06 show-07 clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -44,12 +44,16 @@ format: env
 bench: env
 	$(BIN)/python benchmarks/finetune.py
 	$(BIN)/python benchmarks/linear.py
+	$(BIN)/python benchmarks/graft.py
 
 show-01: env
 	$(BIN)/python benchmarks/show_01.py
 
 show-03: env
 	$(BIN)/python benchmarks/show_03.py
+
+show-04: env
+	$(BIN)/python benchmarks/show_04.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

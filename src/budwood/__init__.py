@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from budwood.data.task import Task
     from budwood.methods.result import Result
+    from budwood.params.graft import Graft
 
-__all__ = ["evaluate", "finetune", "fisher", "inject", "linear", "task"]
+__all__ = ["Graft", "evaluate", "finetune", "fisher", "graft", "inject", "linear", "task"]
 
 
 def task(name: str, **settings: Any) -> Task:
@@ -51,6 +52,19 @@ def linear(model: Any, task: str | Task, **settings: Any) -> Result:
 def inject(model: Any, task: str | Task, **settings: Any) -> Result:
     """Teach a model a new skill in every way of keeping others; `.metrics` has cells, front, hypervolume and knee."""
     return _run("inject", model, task, settings)
+
+
+def graft(base: Any, tuned: Any, task: str | Task, **settings: Any) -> Result:
+    """The few weights of `tuned` that carry the skill (`graft learn`); the file is `result.metrics["file"]`."""
+    return _run("graft learn", [base, tuned], task, settings)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Graft":  # Graft.load(path).apply(model)
+        from budwood.params.graft import Graft
+
+        return Graft
+    raise AttributeError(f"module 'budwood' has no attribute {name!r}")
 
 
 def _run(verb: str, model: Any, task: str | Task, settings: dict[str, Any]) -> Result:

@@ -29,6 +29,7 @@ COMMANDS = {
     "linear": ("linear", "how much of a task is in the frozen features: linear classifiers on what a model says next"),
     "weights": ("weights", "`weights compare`: how far models have moved from their base, layer by layer"),
     "inject": ("inject", "teach a new skill while keeping others: EWC, L2, replay, and what each costs"),
+    "graft": ("graft", "cut a fine-tuned skill out as a small file: learn, show, overlap, stitch, subtract"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
     "runs": ("runs", "list runs; with --group mean, spread and median over seeds"),
     "compare": ("compare", "settings and metrics in which two runs differ"),
@@ -103,11 +104,9 @@ def _run(verb: str, words: list[str]) -> int:
     from budwood.cli.arguments import expand, explain
     from budwood.studies.verbs import VERBS
 
-    part = " ".join(words[:2])  # `fisher compare` has settings of its own
-    name = part if part in VERBS else verb
-    if name in VERBS and not {"--help", "-h"} & set(words):
-        own = name.split()
-        words = [*own, *expand(words[len(own) :], VERBS[name].settings)]
+    length = 2 if " ".join(words[:2]) in VERBS else 1  # some verbs have two words
+    if (name := " ".join(words[:length])) in VERBS and not {"--help", "-h"} & set(words):
+        words = [*words[:length], *expand(words[length:], VERBS[name].settings)]
     app = build(list(COMMANDS) if verb == "completion" else [verb])
     try:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")

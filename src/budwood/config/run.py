@@ -56,6 +56,9 @@ class RunConfig(Config):
     trust_remote_code: Annotated[Switch, Parameter(group=RUNNING)] = Field(
         False, description="Run Python code that comes with a model."
     )
+    force: Annotated[Switch, Parameter(group=RUNNING)] = Field(
+        False, description="Put grafts (MODEL+x.graft) also on a model that is not the one they were cut for."
+    )
     debug: Annotated[Switch, Parameter(group=RUNNING)] = Field(False, description="Show tracebacks.")
 
 
@@ -76,6 +79,7 @@ NEUTRAL = frozenset(
         ),
         *(
             "overwrite",
+            "force",
             "debug",
             "offline",
             "data_dir",

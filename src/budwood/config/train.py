@@ -96,11 +96,14 @@ class TrainConfig(Config):
         0.25, ge=0, allow_inf_nan=False, description="Update at which the hold is half gone; below 1: share of all."
     )
     replay: Annotated[str | None, Parameter(group=TRAINING)] = Field(
-        None, description="A task whose rows ride along with every update, so that it is not forgotten."
+        None, description="A task (or several, a,b) whose rows ride along with every update, so that it is kept."
     )
     replay_rows: Annotated[int, Parameter(group=TRAINING)] = Field(16, ge=1, description="Replayed rows per update.")
     save_second_moments: Annotated[bool, Parameter(group=TRAINING, negative="")] = Field(
         False, description="Keep AdamW's second moments in the run, for `fisher --kind adam`."
+    )
+    inside: Annotated[Path | None, Parameter(group=TRAINING)] = Field(
+        None, description="Train only the weights of this graft (a .graft file): can they learn the task again?"
     )
     checkpoint: Annotated[Literal["last", "best"], Parameter(group=TRAINING)] = Field(
         "last", description="Weights kept: of the last update, or best on validation."

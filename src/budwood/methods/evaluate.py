@@ -11,6 +11,7 @@ from budwood.errors import ModelError
 from budwood.figures.reliability import reliability
 from budwood.figures.save import drawing, save
 from budwood.methods.session import Session
+from budwood.models.grafted import graft_labels
 from budwood.models.load import load
 from budwood.models.reading import as_tuned, head_spec, mode_for, reading
 from budwood.models.reference import ModelRef
@@ -49,6 +50,8 @@ def evaluate(session: Session) -> dict[str, Any]:
 
 def model_labels(ref: ModelRef) -> tuple[str, ...]:
     """The labels that a checkpoint names in its configuration, in order."""
+    if ref.grafts and graft_labels(ref):
+        return graft_labels(ref)
     if ref.path is None:
         return ()
     pool = ref.path / "pool.json"

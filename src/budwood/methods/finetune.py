@@ -29,11 +29,13 @@ from budwood.models.output import output_module
 from budwood.models.quad import Quad
 from budwood.models.reading import Reading, head_spec, mode_for, reading
 from budwood.params import tree
+from budwood.params.graft import Graft
+from budwood.params.graft import check as check_graft
 from budwood.params.tree import named
 from budwood.store.files import write_text, writing_directory
 from budwood.train.evaluate import Evaluation, evaluate, evaluating, goodness
-from budwood.train.fit import History, Keeping, Plan, Replay, Terms, fit, trainable
-from budwood.train.penalty import Holding, hold
+from budwood.train.fit import History, Keeping, Penalty, Plan, Replay, Terms, fit, trainable
+from budwood.train.penalty import Holding, Inside, Together, hold
 from budwood.train.plan import device_for, make_plan, prepare_model
 
 
@@ -57,7 +59,7 @@ def finetune(session: Session) -> dict[str, Any]:
     plan = make_plan(cfg, len(features), int(loaded.model.config.hidden_size), cfg.seed)
     grip = hold(loaded.model, _holding(cfg), plan.steps, loaded.fresh, tokenizer_hash(loaded.tokenizer))
     held = grip.facts
-    terms = Terms(penalty=grip.penalty, pull=grip.pull, replay=_replay(cfg, loaded))
+    terms = Terms(penalty=_inside(cfg, loaded, grip.penalty), pull=grip.pull, others=_replays(cfg, loaded))
     _announce(session, read, train_rows, plan, sizes)
     if held:
         say(f"  EWC: effective coefficient {held['ewc_effective']:.3g} on {held['ewc_held']:,} weights")
@@ -131,12 +133,30 @@ def _holding(cfg: FinetuneConfig) -> Holding:
     return Holding(**{n: getattr(cfg, n) for n in names})
 
 
-def _replay(cfg: FinetuneConfig, loaded: Loaded) -> Replay | None:
+def _inside(cfg: FinetuneConfig, loaded: Loaded, penalty: Penalty | None) -> Penalty | None:
+    """With --inside, nothing but the graft's weights may move."""
+    if cfg.inside is None:
+        return penalty
+    graft = Graft.load(cfg.inside)
+    check_graft(graft, loaded.model, force=True)
+    if cfg.weight_decay or cfg.momentum:
+        raise ConfigError("--inside keeps all other weights still: add --weight-decay 0 and no --momentum.")
+    inside = Inside.of(loaded.model, graft.index)
+    return inside if penalty is None else Together([penalty, inside])
+
+
+def _replays(cfg: FinetuneConfig, loaded: Loaded) -> tuple[Replay, ...]:
+    """Rows of other tasks that ride along."""
+    return tuple(_replay(cfg, loaded, name.strip()) for name in (cfg.replay or "").split(",") if name.strip())
+
+
+def _replay(cfg: FinetuneConfig, loaded: Loaded, name: str) -> Replay:
     """Rows of another task to ride along, read by the same model; a model that cannot read them is refused."""
-    if cfg.replay is None:
-        return None
-    task = load_task(DataConfig(task=cfg.replay, data_dir=cfg.data_dir, offline=cfg.offline, data_seed=cfg.data_seed))
-    other = ReadConfig(max_length=cfg.max_length, mlm_probability=cfg.mlm_probability)
+    task = load_task(DataConfig(task=name, data_dir=cfg.data_dir, offline=cfg.offline, data_seed=cfg.data_seed))
+    labelled = task.kind == "label" and task.template is not None
+    # a task with labels is asked the way the main one is: by label words
+    wish = cfg.mode if labelled and cfg.mode in ("prompt", "causal") else None
+    other = ReadConfig(mode=wish, max_length=cfg.max_length, mlm_probability=cfg.mlm_probability)
     mode = mode_for(other, task, loaded.ref)
     if hasattr(loaded.model, "get_output_embeddings") and mode in ("mlm", "clm", "prompt", "causal"):
         able = loaded.model.get_output_embeddings() is not None
@@ -144,7 +164,7 @@ def _replay(cfg: FinetuneConfig, loaded: Loaded) -> Replay | None:
         able = False
     if not able:
         raise ConfigError(
-            f"--replay {cfg.replay} (mode {mode}) cannot be read by a model that trains in mode {cfg.mode or 'head'}: "
+            f"--replay {name} (mode {mode}) cannot be read by a model that trains in mode {cfg.mode or 'head'}: "
             "they share no head. Replay text or prompts beside --mode prompt, causal, mlm or clm."
         )
     read = reading(loaded, task, other, mode, cfg.seed, cfg.reduce)

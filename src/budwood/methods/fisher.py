@@ -157,7 +157,7 @@ def _open(key: _Key) -> _Shop:
     settings = json.loads(key.settings)
     cfg = FisherConfig(**settings["cfg"])
     task = key.task or from_json(read_json(Path(settings["file"])))
-    ref = resolve(settings["model"], runs_dir=RUNS, revision=cfg.revision, offline=True)
+    ref = resolve(settings["model"], runs_dir=RUNS, revision=cfg.revision, offline=True, force=cfg.force)
     cfg = _as_tuned(cfg, ref, task)
     mode = mode_for(cfg, task, ref)
     loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))

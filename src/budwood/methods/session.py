@@ -49,8 +49,9 @@ class Method(Protocol):
 
 
 RUNS = Path("runs")
+SEED = "@seed"  # in a reference: the seed of each child run, as in RUN/seeds/@seed
 # settings that name files: their content decides, not their place
-ARTEFACTS = frozenset({"ewc", "fishers", "features_from", "checkpoints"})
+ARTEFACTS = frozenset({"ewc", "fisher", "fishers", "inside", "features_from", "checkpoints"})
 
 
 def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:
@@ -91,11 +92,14 @@ def prepare(cfg: RunConfig, references: Sequence[str], task: Task | None) -> tup
             revision=cfg.revision,
             offline=getattr(cfg, "offline", True),
             trust_remote_code=cfg.trust_remote_code,
+            force=cfg.force,
         )
         for r in references
     )
     if not isinstance(cfg, DataConfig):  # a verb that looks at models and artefacts alone
         return models, Task("none", "text", {})
+    if task is None and not cfg.task:  # a verb about grafts, each of which names its task
+        return models, Task("grafts", "text", {})
     if task is None:
         resolve_task(cfg)
         return models, load_task(cfg)
@@ -112,7 +116,7 @@ def settings_of(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, A
     """The settings that decide the result: the verb's own, and the content of models and data."""
     own = {k: v for k, v in cfg.model_dump(mode="json").items() if k not in NEUTRAL}
     artefacts = {k: getattr(cfg, k) for k in own if k in ARTEFACTS and getattr(cfg, k)}
-    artefacts = {k: (v,) if isinstance(v, Path) else v for k, v in artefacts.items()}
+    artefacts = {k: v if isinstance(v, tuple) else (v,) for k, v in artefacts.items()}
     own |= {k: [_content(path) for path in paths] for k, paths in artefacts.items()}
     return {**own, "models": [fingerprint(m) for m in models], "task": task.name, "rows": task.digest}
 
@@ -218,7 +222,8 @@ def _per_seed(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
     """One child run per seed under OUT/seeds, then the mean, spread and median of every number."""
     if len(set(cfg.seeds)) != len(cfg.seeds):
         raise ConfigError(f"--seeds {','.join(map(str, cfg.seeds))} names a seed twice. Give each once.")
-    models, first = prepare(with_seeds(cfg), references, task)
+    own = lambda seed: [r.replace(SEED, str(seed)) for r in references]  # noqa: E731
+    models, first = prepare(with_seeds(cfg), own(cfg.seeds[0]), task)
     settings = {**settings_of(cfg, models, first), "seeds": list(cfg.seeds)}
     path = cfg.out or RUNS / run_name(verb, references[0], first.name, settings)
     with locked(path):
@@ -231,7 +236,7 @@ def _per_seed(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
             carry_out(
                 verb,
                 cfg.model_copy(update={"seed": s, "seeds": (), "out": path / "seeds" / str(s)}),
-                references,
+                own(s),
                 method,
                 task,
             )

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError  # to recognise a refusal; nothing here reads or writes pickles
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from budwood.config.finetune import Mode
 from budwood.data.batch import seed_of
 from budwood.errors import ModelError
+from budwood.models.grafted import graft_reading, put_grafts
 from budwood.models.pooled import Pool, Pooled, read_pooled, write_pooled
 from budwood.models.reference import ModelRef, tokenizer_places
 from budwood.params.tree import HEAD, canonical, named, prefixes
@@ -71,11 +72,12 @@ def load(ref: ModelRef, mode: Mode, head: HeadSpec | None = None, *, seed: int =
     A checkpoint's head is kept where its labels are those asked for (in any order: its rows are put into the order of
     `head.labels`), and made afresh otherwise.
     """
-    if ref.grafts:
-        raise ModelError(
-            f"'{ref.text}' carries grafts, which this version cannot put on a model. Give the model without them."
-        )
+    if ref.kind == "graft":
+        raise ModelError(f"'{ref.text}' is a graft, not a model. Give the model it is for: MODEL+{ref.text}.")
     head = head or HeadSpec()
+    pool = graft_reading(ref, None).get("pool", "auto")
+    if mode == "head" and head.pool == "auto" and pool != "auto":
+        head = replace(head, pool=pool)
     if mode == "head" and head.kind not in ("label", "regression", "tokens"):
         raise ModelError(f"--mode head does not fit a task of kind '{head.kind}', which has no labels to tell apart.")
     if mode == "head" and not head.size:
@@ -89,6 +91,8 @@ def load(ref: ModelRef, mode: Mode, head: HeadSpec | None = None, *, seed: int =
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, "fresh weights"))
         model, fresh = _adapted(ref, mode, head) if ref.base else _plain(ref, mode, head)
+    if ref.grafts:
+        fresh = put_grafts(ref, model, head.labels if mode == "head" else (), fresh)
     # sequence classifiers of causal families find the last token by this id: it must be the one batches are padded with
     model.config.pad_token_id = tokenizer.pad_token_id
     model = model.to(device).eval()

@@ -18,6 +18,7 @@ from budwood.data.mask import Masking, mask_tokens
 from budwood.data.prompt import label_word_ids, render
 from budwood.data.task import Row, Task, Template
 from budwood.errors import ConfigError, DataError
+from budwood.models.grafted import graft_reading
 from budwood.models.load import HeadSpec, Loaded
 from budwood.models.number import number_values
 from budwood.models.objective import Objective, Wording, make_objective
@@ -36,10 +37,10 @@ def as_tuned(cfg: Any, ref: ModelRef, kind: str | None = None) -> Any:
     What a number task was asked with is no matter to a task of another `kind`.
     """
     manifest = ref.run / "run.json" if ref.run else None
-    if manifest is None or not manifest.exists():
-        return cfg
-    kept = read_json(manifest)
-    tuned = {**kept.get("settings", {}), **kept.get("reading", {})}
+    tuned = graft_reading(ref, getattr(cfg, "task", None))
+    if manifest is not None and manifest.exists() and not ref.grafts:
+        kept = read_json(manifest)
+        tuned = {**kept.get("settings", {}), **kept.get("reading", {})}
     fields = [n for n in ReadConfig.model_fields if kind == "number" or n not in NUMBER_SETTINGS]
     default = {n: ReadConfig.model_fields[n].get_default() for n in fields}
     unset = [n for n in fields if getattr(cfg, n) == default[n] and tuned.get(n) is not None]

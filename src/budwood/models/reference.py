@@ -13,7 +13,7 @@ from budwood.data.hub import PATIENCE, offline_mode, reachable
 from budwood.errors import ModelError, StoreError, nearest
 from budwood.store.index import find_run
 
-Kind = Literal["shipped", "directory", "adapter", "run", "hub"]
+Kind = Literal["shipped", "directory", "adapter", "run", "hub", "graft"]
 
 SHIPPED = Path(__file__).parent / "shipped"
 NAMES = ("tiny-bert", "tiny-gpt")
@@ -43,6 +43,7 @@ class ModelRef:
     base: ModelRef | None = None  # of an adapter
     run: Path | None = None  # the run directory, of a run
     trust_remote_code: bool = False
+    force: bool = False  # put grafts on whatever model this is
 
     @property
     def name(self) -> str:
@@ -89,6 +90,7 @@ def resolve(
     revision: str | None = None,
     offline: bool = False,
     trust_remote_code: bool = False,
+    force: bool = False,
 ) -> ModelRef:
     """The model behind a reference, found and checked; nothing heavy is imported and no weights are read."""
     where = Where(Path(runs_dir), revision, offline, trust_remote_code)
@@ -98,7 +100,7 @@ def resolve(
             f"'{reference}' names no model. Give one of {', '.join(NAMES)}, a directory, a run or a hub name."
         )
     ref = _resolve_base(base, where)
-    return replace(ref, text=reference.strip(), grafts=tuple(_graft(g) for g in grafts))
+    return replace(ref, text=reference.strip(), grafts=(*ref.grafts, *(_graft(g) for g in grafts)), force=force)
 
 
 def _resolve_base(text: str, where: Where) -> ModelRef:
@@ -109,6 +111,8 @@ def _resolve_base(text: str, where: Where) -> ModelRef:
     path = Path(text).expanduser()
     if path.is_dir():
         return _directory(text, path, where)
+    if path.suffix == ".graft":
+        return ModelRef(text, "graft", grafts=(_graft(text),))
     if path.is_file():
         raise ModelError(
             f"'{text}' is a file; a model is a directory with config.json and model.safetensors. Give the directory."
@@ -210,6 +214,9 @@ def _adapter(text: str, path: Path, where: Where) -> ModelRef:
 
 def _run(text: str, run: Path, where: Where) -> ModelRef:
     model = run / "model"
+    patches = sorted(run.glob("*.graft"))
+    if not model.is_dir() and len(patches) == 1:
+        return ModelRef(text, "graft", grafts=(patches[0],), run=run)
     if not model.is_dir():
         verb = _json(run / "run.json").get("verb", "?") if (run / "run.json").is_file() else "?"
         raise ModelError(

@@ -74,6 +74,8 @@ def _chapter(row: dict[str, Any]) -> str:
             f"<h2>{html.escape(row['step'])}</h2><p>{says}</p>{pictures}<p><code>{html.escape(row['run'])}</code></p>"
         )
     zero = f" Without training it scored {m['zero_shot']:.3f}." if m.get("zero_shot") is not None else ""
+    if m.get("recovered") is not None:
+        zero = f" The {m['size']:,} weights ({m['bytes']:,} bytes) recover {m['recovered']:.0%} of what tuning gained."
     scored = f"It scores {row['score']:.3f} ({row['metric']}) on {m['n']:,} rows of {m['split']}."
     return (
         f"<h2>{html.escape(row['step'])}</h2><p>{html.escape(row['says'])} {html.escape(scored)}{zero}</p>"

@@ -78,6 +78,30 @@ VERBS = {
             "budwood.studies.inject:inject",
             "budwood.studies.inject:estimate",
         ),
+        Verb(
+            "graft learn",
+            "budwood.config.graft:GraftLearnConfig",
+            "budwood.methods.graft.learn:learn",
+            "budwood.methods.graft.estimate:learn",
+        ),
+        *(
+            Verb(
+                f"graft {word}",
+                f"budwood.config.graft:Graft{word.title()}Config",
+                f"budwood.methods.graft.compare:{word}",
+                "budwood.methods.graft.estimate:compare",
+            )
+            for word in ("overlap", "stitch", "subtract")
+        ),
+        *(
+            Verb(
+                f"graft {word}",
+                "budwood.config.graft:GraftStudyConfig",
+                f"budwood.studies.grafting:{word}",
+                "budwood.methods.graft.estimate:compare",
+            )
+            for word in ("localise", "multitask", "continual")
+        ),
     )
 }
 

@@ -80,6 +80,7 @@ class Terms:
     penalty: Penalty | None = None
     pull: Pull | None = None
     replay: Replay | None = None
+    others: tuple[Replay, ...] = ()  # more tasks that ride along
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +237,7 @@ def _gradients(
         loss = loss_B.sum() / count
         loss.backward()
         total += float(loss.detach())
-    if terms.replay is not None:
-        again = terms.replay
+    for again in (*((terms.replay,) if terms.replay else ()), *terms.others):
         batch = again.feed(again.draw(plan.seed, turn.step), turn.epoch)
         loss_B = again.objective.loss(again.objective.logits(model, batch), again.objective.targets(batch))
         loss = again.weight * loss_B.mean()

@@ -116,6 +116,31 @@ class Together:
 
 
 @dataclass(frozen=True)
+class Inside:
+    """No penalty: every gradient outside a mask becomes zero, so that nothing else moves."""
+
+    gate: Named
+
+    @classmethod
+    def of(cls, model: nn.Module, index: Named) -> Inside:
+        """From a mask under canonical names; tensors without a place in it stay as they are."""
+        own = {id(p): n for n, p in trainable(model).items()}
+        gate = {}
+        for name, parameter in tree.named(model).items():
+            if id(parameter) in own:
+                gate[own[id(parameter)]] = torch.zeros_like(parameter, requires_grad=False)
+                if name in index:
+                    gate[own[id(parameter)]].view(-1)[index[name]] = 1.0
+        return cls(gate)
+
+    def __call__(self, params: Named, grads: Named) -> float:
+        """Multiply the gradients by the mask in place; the value is 0."""
+        for name, grad in grads.items():
+            grad.mul_(self.gate[name])
+        return 0.0
+
+
+@dataclass(frozen=True)
 class Holding:
     """What holds the weights: strengths of each penalty, the Fisher files of EWC, and when the hold lets go."""
 

@@ -1,0 +1,263 @@
+"""`graft learn`: the few weights that carry a skill, cut out of a tuned model as a file, and what they are worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from budwood.config.graft import RULES, GraftLearnConfig, parse_size
+from budwood.data.task import Row
+from budwood.errors import ConfigError
+from budwood.figures.graft import layer_module_map, size_curve
+from budwood.figures.save import drawing, save
+from budwood.methods.graft import measure
+from budwood.methods.graft.learned import ESTIMATORS, Steps
+from budwood.methods.graft.measure import Scores, agreement, recovered, summary
+from budwood.methods.graft.pair import Pair, open_pair
+from budwood.methods.graft.parity import Published, published
+from budwood.methods.graft.parts import share_map
+from budwood.methods.graft.rules import mask_of, random_mask, score
+from budwood.methods.session import Session
+from budwood.params import mask as masks
+from budwood.params.graft import Graft
+from budwood.params.mask import Mask
+from budwood.train.evaluate import goodness
+
+SPARSE = 0.2  # a skill that needs more of the weights than this is not called sparse
+CLOSE = 1.1  # bisection ends when the sizes are this near to one another
+
+
+@dataclass
+class Bench:
+    """A pair with its rows scored: what every part of the verb works on."""
+
+    session: Session
+    pair: Pair
+    test: Scores
+    selection: Scores | None  # rows that may decide something; never the reported ones
+    full: Graft
+    scores: dict[str, torch.Tensor]
+
+    @property
+    def cfg(self) -> GraftLearnConfig:
+        """The verb's settings."""
+        cfg: GraftLearnConfig = self.session.cfg
+        return cfg
+
+    def mask(self, rule: str, count: int) -> Mask:
+        """Exactly `count` weights by a rule."""
+        cfg = self.cfg
+        if rule == "random":
+            return random_mask(self.pair, count, cfg.seed)
+        if rule == "learned":
+            steps = Steps(cfg.mask_steps, cfg.mask_batch_size, cfg.mask_rate, cfg.seed)
+            return ESTIMATORS[cfg.estimator](self.pair, count, steps, cfg.per_tensor)
+        if rule not in self.scores:
+            self.scores[rule] = score(self.pair, rule, cfg.fisher[0] if cfg.fisher else None)
+        return mask_of(self.pair, self.scores[rule], count, cfg.per_tensor)
+
+    def gained(self, mask: Mask, on: Scores) -> float | None:
+        """Share of the gain that a mask recovers on some rows."""
+        base, tuned = goodness(on.of([]).metrics), goodness(on.of([self.full]).metrics)
+        return recovered(goodness(on.of([self.pair.graft(mask)]).metrics), base, tuned)
+
+
+def learn(session: Session) -> dict[str, Any]:
+    """NAME.graft, its map and, with --curve, size against recovery; returns scores of base, tuned and graft."""
+    cfg, say = session.cfg, session.progress.say
+    with session.progress.stage("load"):
+        bench = _open(session)
+    pair = bench.pair
+    say(f"{len(pair.delta_P):,} graftable weights in {len(pair.shapes)} tensors, mode {pair.read.mode}")
+    if pair.moved_outside:
+        say(
+            f"  {pair.moved_outside:,} weights outside them moved as well and stay behind: tune with --freeze "
+            "embeddings,head, or add --embeddings or --head"
+        )
+    with session.progress.stage("baselines"):
+        base, tuned = _summary(bench, []), _summary(bench, [bench.full])
+        say(f"base {base['score']:.4f}, tuned {tuned['score']:.4f}")
+    with session.progress.stage("mask"):
+        mask = _chosen(bench)
+    with session.progress.stage("score"):
+        draft = pair.graft(mask, dtype={"fp32": torch.float32, "fp16": torch.float16}[cfg.values])
+        found = _summary(bench, [draft])
+        facts = _facts(bench, draft, base, tuned, found)
+    with session.progress.stage("curve"):
+        facts |= _curve(bench, facts) if cfg.curve else {}
+    with session.progress.stage("others"):
+        facts |= _others(bench, draft)
+    _keep(bench, draft, facts)
+    return facts
+
+
+def _open(session: Session) -> Bench:
+    pair = open_pair(session.cfg, session.models[0], session.models[1], session.task)
+    rows: tuple[Row, ...] = ()
+    if pair.task.reported == "test" and pair.task.splits.get("validation"):
+        rows = pair.task.rows("validation")
+    elif pair.task.splits.get("train"):
+        rows = pair.task.rows("train")
+    test = Scores(pair.read, pair.cfg, pair.task.rows(pair.task.reported))
+    selection = Scores(pair.read, pair.cfg, rows) if rows else None
+    return Bench(session, pair, test, selection, pair.graft(measure.whole(pair)), {})
+
+
+def _summary(bench: Bench, grafts: list[Graft]) -> dict[str, Any]:
+    chosen = bench.selection.of(grafts) if bench.selection else None
+    return summary(bench.pair, bench.test.of(grafts), chosen, bench.selection.rows if bench.selection else ())
+
+
+def _chosen(bench: Bench) -> Mask:
+    """The mask asked for."""
+    cfg, size, total = bench.cfg, parse_size(bench.cfg.size), len(bench.pair.delta_P)
+    if size.gain is not None:
+        return _smallest(bench, size.gain)
+    count = size.count if size.count is not None else round((size.fraction or 0) * total)
+    if not 0 < count <= total:
+        raise ConfigError(
+            f"--size {cfg.size} is {count:,} weights, and this model has {total:,} graftable ones. Ask for 1 to "
+            f"{total:,}, or take in more with --embeddings and --head."
+        )
+    if cfg.parity:
+        train = Scores(bench.pair.read, bench.pair.cfg, bench.pair.task.rows("train"))
+        plan = Published(cfg.mask_steps, cfg.parity_rate, cfg.sigmoid_bias, cfg.seed)
+        return published(bench.pair, count, plan, lambda m: goodness(train.of([bench.pair.graft(m)]).metrics))
+    return bench.mask(cfg.select, count)
+
+
+def _smallest(bench: Bench, wanted: float) -> Mask:
+    """The fewest weights that recover this share of the gain on the selection rows, by bisection on a log scale."""
+    if bench.selection is None or bench.gained({}, bench.selection) is None:
+        raise ConfigError(
+            f"--size {bench.cfg.size}: tuning gained nothing on the selection rows, so there is no gain to recover. "
+            "Give a count or a percentage."
+        )
+    low, high = 1.0, float(len(bench.pair.delta_P))
+    best = measure.whole(bench.pair)
+    while high / low > CLOSE:
+        middle = (low * high) ** 0.5
+        mask = bench.mask(bench.cfg.select, max(1, round(middle)))
+        share = bench.gained(mask, bench.selection)
+        bench.session.progress.say(f"  {round(middle):,} weights: {share or 0:.0%} of the gain on selection rows")
+        if share is not None and share >= wanted:
+            high, best = middle, mask
+        else:
+            low = middle
+    return best
+
+
+def _facts(bench: Bench, graft: Graft, base: dict, tuned: dict, found: dict) -> dict[str, Any]:
+    total = len(bench.pair.delta_P)
+    test = bench.test
+    values = [goodness(test.of(g).metrics) for g in ([graft], [], [bench.full])]
+    return {
+        "split": bench.pair.task.reported,
+        "mode": bench.pair.read.mode,
+        "metric": test.of([]).metrics["metric"],
+        "score": found["score"],
+        "n": len(test.rows),
+        "select": bench.cfg.select,
+        "size": graft.size,
+        "fraction": graft.size / total,
+        "graftable": total,
+        "moved_outside": bench.pair.moved_outside,
+        "recovered": recovered(*values),
+        "agreement": agreement(test.of([graft]), test.of([bench.full])),
+        "base": base,
+        "tuned": tuned,
+        "graft": found,
+    }
+
+
+def _curve(bench: Bench, facts: dict[str, Any]) -> dict[str, Any]:
+    """Score and recovery at every size for every rule, and what it says in one line."""
+    rows, total = [], len(bench.pair.delta_P)
+    for rule in RULES:
+        for fraction in bench.cfg.curve_sizes:
+            count = max(1, round(fraction * total))
+            mask = bench.mask(rule, count)
+            found = bench.test.of([bench.pair.graft(mask)])
+            rows.append(
+                {
+                    "select": rule,
+                    "fraction": count / total,
+                    "size": count,
+                    "score": found.metrics["score"],
+                    "recovered": bench.gained(mask, bench.test),
+                    "ece": found.metrics.get("ece"),
+                }
+            )
+    needs = {r: _needs([x for x in rows if x["select"] == r]) for r in RULES}
+    title = f"{bench.pair.task.name}: share of the gain recovered"
+    with drawing() as axes:
+        save(axes.figure, bench.session.run.file("figures", "curve"), size_curve(axes, rows, title))
+    return {"curve": rows, "needs": needs, "answer": _answer(bench, needs, facts)}
+
+
+def _needs(rows: list[dict[str, Any]]) -> float | None:
+    """The smallest measured share of the weights that recovers 95 % of the gain."""
+    return next((r["fraction"] for r in rows if r["recovered"] is not None and r["recovered"] >= 0.95), None)
+
+
+def _answer(bench: Bench, needs: dict[str, float | None], facts: dict[str, Any]) -> str:
+    """One line a person can quote."""
+    task = bench.pair.task.name
+    if facts["recovered"] is None or goodness(bench.test.of([bench.full]).metrics) <= goodness(
+        bench.test.of([]).metrics
+    ):
+        return f"{task}: tuning gained nothing, so there is nothing to recover."
+    best = min((r for r in needs if needs[r] is not None), key=lambda r: needs[r] or 0, default=None)
+    largest = max(bench.cfg.curve_sizes)
+    if best is None:
+        return f"{task} is not sparse: no rule recovers 95% of the gain with {largest:.3g} of the weights or less."
+    share = needs[best] or 0.0
+    if share > SPARSE:
+        return f"{task} is not sparse: it needs {share:.3%} of the weights ({best}) for 95% of the gain."
+    return f"{task} needs {share:.4g} of the weights ({share:.3%}, {best}) for 95% of the gain."
+
+
+def _others(bench: Bench, graft: Graft) -> dict[str, Any]:
+    """Other sets with the same labels, and tasks that should not be harmed."""
+    cfg = bench.cfg
+    ood = {}
+    for name in cfg.ood:
+        scores = measure.shifted(bench.pair, name)
+        cases = {"base": [], "tuned": [bench.full], "graft": [graft]}
+        found = {k: scores.of(g).metrics for k, g in cases.items()}
+        ood[name] = {k: {"score": m["score"], "ece": m.get("ece")} for k, m in found.items()} | {
+            "n": len(scores.rows),
+            "metric": found["base"]["metric"],
+        }
+    harm = measure.damage(
+        bench.pair.cfg, bench.pair.read.loaded.ref, cfg.off_task, {"tuned": bench.full, "graft": graft}
+    )
+    return {**({"ood": ood} if ood else {}), **({"off_task": harm} if harm else {})}
+
+
+def _keep(bench: Bench, draft: Graft, facts: dict[str, Any]) -> None:
+    """Write NAME.graft and its map; the file's own facts join the metrics."""
+    session, cfg = bench.session, bench.cfg
+    name = cfg.name or "".join(c if c.isalnum() or c in "._-" else "-" for c in bench.pair.task.name)
+    manifest = {
+        **draft.manifest,
+        "select": cfg.select,
+        "size": draft.size,
+        "seed": cfg.seed,
+        "rows": bench.pair.task.digest,
+        "tuned": session.models[1].text,
+        "metrics": {k: facts[k] for k in ("metric", "recovered", "n")}
+        | {k: facts[k]["score"] for k in ("base", "tuned", "graft")},
+        "command": f"budwood graft learn {session.models[0].text} {session.models[1].text} --task {cfg.task} "
+        f"--size {cfg.size} --select {cfg.select}",
+    }
+    graft = Graft(draft.index, draft.delta, draft.shape, draft.head, manifest)
+    path = session.run.file(f"{name}.graft")
+    facts["bytes"] = graft.save(path)
+    facts["file"] = str(path.resolve())
+    table = share_map({n: len(i) for n, i in graft.index.items()}, bench.pair.sizes)
+    with drawing() as axes:
+        title = f"{name}: share of the graft's {masks.count(graft.index):,} weights"
+        save(axes.figure, session.run.file("figures", "map"), layer_module_map(axes, table, title))

@@ -1,0 +1,209 @@
+"""A mask that is learned on the task under an exact budget.
+
+Straight-through: the model always carries the hard mask of the k highest scores; the gradient at that point says how
+the loss would change if any other weight were switched (gradient x change), and the scores follow it. Held at once:
+weights, changes, scores and the gradient of one tensor.
+Annealed: every weight is switched on by a sigmoid whose threshold makes the sum of all switches k, and whose
+temperature falls until they are hard.
+Shapes: P graftable weights end to end, K those switched on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from budwood.data.batch import Batch
+from budwood.errors import ModelError
+from budwood.methods.graft.pair import Pair, mask_rows
+from budwood.methods.graft.rules import chosen_rows, first_order, mask_of
+from budwood.params import mask as masks
+from budwood.params.apply import requiring_grad
+from budwood.params.mask import Mask
+from budwood.params.tree import named
+
+FIRST, LAST = 0.5, 0.02  # temperature of the annealed switches, in the spread of the scores
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How a mask is learned: steps, rows of each, how far scores move, the seed of the order."""
+
+    count: int = 40
+    rows: int = 32
+    rate: float = 0.5
+    seed: int = 0
+    advance: Callable[[int, str], None] = lambda n, note: None
+
+
+class Switchboard:
+    """The model with exactly the chosen weights moved; whatever is switched off is bit by bit the base's."""
+
+    def __init__(self, pair: Pair) -> None:
+        """All weights off."""
+        self.weights = [named(pair.read.loaded.model)[n].data.view(-1) for n in pair.shapes]
+        self.changes = list(pair.delta_P.split(list(pair.sizes.values())))
+        self.ends = torch.cumsum(torch.tensor(list(pair.sizes.values())), 0)
+        self.old: list[tuple[int, Tensor, Tensor]] = []
+
+    def off(self) -> None:
+        """The base again."""
+        for place, index, value in self.old:
+            self.weights[place][index] = value
+        self.old = []
+
+    def on(self, index_K: Tensor) -> None:
+        """Only these weights moved."""
+        self.off()
+        cuts = torch.searchsorted(index_K, self.ends).tolist()
+        for place, (first, last) in enumerate(zip([0, *cuts], cuts)):
+            if last > first:
+                weight, change = self.weights[place], self.changes[place]
+                index = index_K[first:last] - (int(self.ends[place]) - len(weight))
+                self.old.append((place, index, weight[index].clone()))
+                weight[index] += change[index]
+
+
+@contextlib.contextmanager
+def switching(pair: Pair) -> Iterator[Switchboard]:
+    """A switchboard whose model is the base again at the end, also after an exception."""
+    board = Switchboard(pair)
+    try:
+        yield board
+    finally:
+        board.off()
+
+
+def straight_through(pair: Pair, count: int, steps: Steps, per_tensor: bool = False) -> Mask:
+    """The mask of exactly `count` weights after training its scores, begun with the first-order ones."""
+    score_P = first_order(pair)
+    _scaled(score_P)
+    model, objective = pair.read.loaded.model, pair.read.objective
+    parts = score_P.split(list(pair.sizes.values()))
+    pull = _Pull(list(parts), list(pair.delta_P.split(list(pair.sizes.values()))))
+    batch_of = batches(pair, steps)
+    with switching(pair) as board, requiring_grad(model, tuple(pair.shapes)), pull.hooked(pair):
+        for step in range(steps.count):
+            board.on(masks.join(mask_of(pair, score_P, count, per_tensor), pair.sizes))
+            batch = batch_of(step)
+            pull.begin(steps.rate * (1 - step / steps.count) * len(score_P) ** 0.5)
+            loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).mean()
+            loss.backward()
+            steps.advance(1, f"loss {float(loss.detach()):.3f}")
+    return mask_of(pair, score_P, count, per_tensor)
+
+
+class _Pull:
+    """Moves the scores while the gradient is being computed, one tensor at a time, so that it is never held whole."""
+
+    def __init__(self, scores: list[Tensor], changes: list[Tensor]) -> None:
+        self.scores, self.changes = scores, changes
+        self.length, self.square, self.rate = 0.0, 0.0, 0.0
+
+    def begin(self, rate: float) -> None:
+        """A new step: scores move by `rate` times the direction, whose length is known from the step before."""
+        self.length, self.square, self.rate = self.square**0.5, 0.0, rate
+
+    @contextlib.contextmanager
+    def hooked(self, pair: Pair) -> Iterator[None]:
+        parameters = named(pair.read.loaded.model)
+        handles = [
+            parameters[n].register_post_accumulate_grad_hook(self._taker(place)) for place, n in enumerate(pair.shapes)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _taker(self, place: int) -> Callable[[Tensor], None]:
+        score, change = self.scores[place], self.changes[place]
+
+        def take(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            gain = parameter.grad.view(-1).mul_(change)
+            self.square += float(torch.linalg.vector_norm(gain)) ** 2
+            if self.length:  # the first step only measures
+                score.add_(gain, alpha=-self.rate / self.length)
+            parameter.grad = None
+
+        return take
+
+
+def annealed(pair: Pair, count: int, steps: Steps, per_tensor: bool = False) -> Mask:
+    """The mask of exactly `count` weights by soft switches that harden while their sum stays `count`."""
+    score_P = first_order(pair)
+    _scaled(score_P)
+    model, objective = pair.read.loaded.model, pair.read.objective
+    batch_of = batches(pair, steps)
+    with soft(pair) as put, requiring_grad(model, tuple(pair.shapes)):
+        parameters = [named(model)[n] for n in pair.shapes]
+        for step in range(steps.count):
+            heat = FIRST * (LAST / FIRST) ** (step / max(1, steps.count - 1))
+            gate_P = torch.sigmoid((score_P - level(score_P, count, heat)) / heat)
+            put(gate_P)
+            batch = batch_of(step)
+            loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).mean()
+            grads = torch.autograd.grad(loss, parameters)
+            gain_P = torch.cat([g.reshape(-1) for g in grads]).mul_(pair.delta_P)
+            gain_P *= 4 * gate_P * (1 - gate_P)  # slope of the switch, 1 where it is undecided
+            length = float(gain_P.norm())
+            if length > 0:
+                score_P.add_(gain_P, alpha=-steps.rate * (1 - step / steps.count) * len(score_P) ** 0.5 / length)
+            steps.advance(1, f"loss {float(loss.detach()):.3f}")
+    return mask_of(pair, score_P, count, per_tensor)
+
+
+def level(score_P: Tensor, count: int, heat: float) -> float:
+    """The threshold at which the soft switches sum to `count`, by bisection."""
+    low, high = float(score_P.min()) - 20 * heat, float(score_P.max()) + 20 * heat
+    for _ in range(30):
+        middle = (low + high) / 2
+        if float(torch.sigmoid((score_P - middle) / heat).sum()) > count:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+@contextlib.contextmanager
+def soft(pair: Pair) -> Iterator[Callable[[Tensor], None]]:
+    """A function that puts base + gate x change into the model; the base comes back at the end."""
+    parameters = [named(pair.read.loaded.model)[n] for n in pair.shapes]
+    base = [p.detach().clone() for p in parameters]
+    sizes = list(pair.sizes.values())
+
+    def put(gate_P: Tensor) -> None:
+        for parameter, start, gate, change in zip(parameters, base, gate_P.split(sizes), pair.delta_P.split(sizes)):
+            parameter.data.view(-1).copy_(start.view(-1)).addcmul_(gate, change)
+
+    try:
+        yield put
+    finally:
+        for parameter, start in zip(parameters, base):
+            parameter.data.copy_(start)
+
+
+def batches(pair: Pair, steps: Steps) -> Callable[[int], Batch]:
+    """The training rows of every step."""
+    features = pair.read.encode(mask_rows(pair))
+    feed = pair.read.feed(features)
+    return lambda step: feed(chosen_rows(len(features), steps.rows, steps.seed, step), 0)
+
+
+def _scaled(score_P: Tensor) -> None:
+    """Scores in units of their own spread."""
+    spread = float(score_P.std())
+    if not spread > 0 or spread != spread:
+        raise ModelError(
+            "The gradient of the loss is zero or not finite at the base, so no mask can be learned from it. Look at "
+            "the training rows, or use --select movement."
+        )
+    score_P.div_(spread)
+
+
+ESTIMATORS = {"straight-through": straight_through, "annealed": annealed}

@@ -1,0 +1,143 @@
+"""What a graft is worth: score, calibration, agreement with the tuned model, other tasks.
+
+Shapes: N examples, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from budwood.config.data import DataConfig
+from budwood.config.finetune import ReadConfig
+from budwood.data.source import load_task
+from budwood.data.task import Row, Task
+from budwood.errors import BudwoodError, DataError
+from budwood.linalg import metrics as measure
+from budwood.methods.graft.pair import Pair
+from budwood.models.load import load
+from budwood.models.reading import Reading, head_spec, mode_for, reading, reads_left_to_right
+from budwood.models.reference import ModelRef
+from budwood.params.graft import Graft, grafted
+from budwood.params.mask import Mask, everything
+from budwood.train.evaluate import LOWER_IS_BETTER, Evaluation, evaluate, softmax
+from budwood.train.plan import device_for
+
+
+@dataclass
+class Scores:
+    """Evaluations of one model on rows, kept so that the same graft is never scored twice."""
+
+    read: Reading
+    cfg: Any
+    rows: tuple[Row, ...]
+    _kept: dict[str, Evaluation] = field(default_factory=dict)
+
+    def of(self, grafts: Sequence[Graft], head: bool = True) -> Evaluation:
+        """The evaluation of the model with these grafts on it."""
+        key = "+".join(sorted(g.identity for g in grafts))
+        if key not in self._kept:
+            with grafted(self.read.loaded.model, grafts, head=head, force=True):
+                self._kept[key] = evaluate(self.read, self.rows, self.cfg, getattr(self.cfg, "eval_batch_size", None))
+        return self._kept[key]
+
+
+def recovered(score: float, base: float, tuned: float) -> float | None:
+    """Share of the gain that is there; None where tuning gained nothing.
+
+    >>> recovered(0.8, 0.5, 0.9)
+    0.75
+    """
+    gain = tuned - base
+    return None if abs(gain) < 1e-12 else round((score - base) / gain, 12)
+
+
+def temperature_from(pair: Pair, found: Evaluation, rows: Sequence[Row]) -> float:
+    """The temperature that fits the logits of rows that are not reported."""
+    if found.logits_NK is None or pair.task.kind != "label":
+        return 1.0
+    return measure.temperature(found.logits_NK, np.array([int(r.label) for r in rows]))  # type: ignore[arg-type]
+
+
+def summary(pair: Pair, test: Evaluation, selection: Evaluation | None, rows: Sequence[Row]) -> dict[str, Any]:
+    """Score, loss and calibration error, raw and at the temperature fitted on the selection rows."""
+    out = {"score": test.metrics["score"], "loss": test.metrics.get("loss"), "ece": test.metrics.get("ece")}
+    if test.logits_NK is not None and pair.task.kind == "label" and selection is not None:
+        heat = temperature_from(pair, selection, rows)
+        gold_N = np.array([pair.task.labels.index(x) for x in test.records["label"]])
+        out["temperature"] = heat
+        out["ece_scaled"] = measure.ece(softmax(test.logits_NK / heat), gold_N)
+    return out
+
+
+def agreement(a: Evaluation, b: Evaluation) -> float | None:
+    """Share of rows on which two models say the same."""
+    if "predicted" not in a.records:
+        return None
+    return float(np.mean([x == y for x, y in zip(a.records["predicted"], b.records["predicted"])]))
+
+
+def other_task(cfg: Any, name: str) -> Task:
+    """A task by name, from the same folders and seeds as the verb's own."""
+    return load_task(
+        DataConfig(
+            task=name,
+            data_dir=cfg.data_dir,
+            offline=cfg.offline,
+            data_seed=cfg.data_seed if cfg.data_seed is not None else cfg.seed,
+            limit_eval=cfg.limit_eval,
+        )
+    )
+
+
+def shifted(pair: Pair, name: str) -> Scores:
+    """The pair's model on another set with the same labels."""
+    task = other_task(pair.cfg, name)
+    if task.kind != pair.task.kind or len(task.labels) != len(pair.task.labels):
+        raise DataError(
+            f"--ood {name} has the labels {', '.join(task.labels) or task.kind}; '{pair.task.name}' has "
+            f"{', '.join(pair.task.labels) or pair.task.kind}. An out-of-distribution set needs the same labels."
+        )
+    cfg = pair.cfg.model_copy(update={"template": None, "label_words": ()})
+    return Scores(reading(pair.read.loaded, task, cfg, pair.read.mode, pair.cfg.seed), cfg, task.rows(task.reported))
+
+
+def scores_on(cfg: Any, base: ModelRef, task: Task, wish: dict[str, Any] | None = None) -> Scores:
+    """A model, loaded for a task of its own mode, ready to be scored with grafts on it."""
+    own = ReadConfig(**(wish or {}))
+    mode = mode_for(own, task, base)
+    own = own.model_copy(update={"mode": mode})
+    if not wish and task.kind == "label" and task.template is not None:  # without a head of its own: label words
+        mode = "causal" if reads_left_to_right(base) else "prompt"
+        own = ReadConfig(mode=mode)
+    loaded = load(base, mode, head_spec(task, own), seed=cfg.model_seed or 0, device=device_for(cfg.device))
+    return Scores(reading(loaded, task, own, mode, cfg.seed), own, task.rows(task.reported))
+
+
+def damage(cfg: Any, base: ModelRef, names: Sequence[str], grafts: dict[str, Graft]) -> dict[str, Any]:
+    """Other tasks with and without each graft: the score of each, and its change from the base (up = worse)."""
+    out: dict[str, Any] = {}
+    for name in names:
+        try:
+            scores = scores_on(cfg, base, other_task(cfg, name))
+        except BudwoodError as e:
+            out[name] = {"skipped": str(e)}
+            continue
+        before = scores.of([]).metrics
+        sign = 1 if before["metric"] in LOWER_IS_BETTER else -1
+        found = {k: scores.of([g], head=False).metrics["score"] for k, g in grafts.items()}
+        out[name] = {
+            "metric": before["metric"],
+            "base": before["score"],
+            **found,
+            **{f"{k}_harm": sign * (v - before["score"]) for k, v in found.items()},
+        }
+    return out
+
+
+def whole(pair: Pair) -> Mask:
+    """The mask of every graftable weight."""
+    return everything(pair.sizes)

@@ -1,0 +1,339 @@
+"""`graft`: rules against slow versions, exact sizes, files that work without the tuned model, bad input."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import budwood as bw
+from budwood.config.graft import GraftLearnConfig, GraftStitchConfig, parse_size
+from budwood.data.task import Row, Task, Template
+from budwood.errors import BudwoodError, ConfigError, ModelError, TreeError
+from budwood.methods.graft import learned, rules
+from budwood.methods.graft.compare import show
+from budwood.methods.graft.measure import Scores, recovered
+from budwood.methods.graft.merging import merged
+from budwood.methods.graft.pair import Pair, open_pair
+from budwood.methods.graft.parity import Published, published
+from budwood.models.load import HeadSpec, load
+from budwood.models.reference import resolve
+from budwood.params import mask as masks
+from budwood.params.graft import Graft
+from budwood.params.tree import named, values
+from budwood.studies.api import run
+from tests.cases import write_model
+
+
+def toy_task(kind: str = "no yes", seed: int = 0) -> Task:
+    """The label is whether w7 stands in the text."""
+    rng = np.random.default_rng(seed)
+
+    def row(i: int) -> Row:
+        words = [f"w{j}" for j in rng.integers(8, 40, rng.integers(2, 9))] + ["w7"] * (i % 2)
+        return Row(f"r{seed}.{i}", " ".join(words), label=i % 2)
+
+    rows = tuple(row(i) for i in range(120))
+    template = Template(masked="{text} {mask}", words=("w5", "w6"))
+    splits = {"train": rows[:60], "validation": rows[60:80], "test": rows[80:]}
+    return Task("toy", "label", splits, tuple(kind.split()), template=template)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base and two fine-tuned copies of it: label words at a mask, and a head."""
+    path = tmp_path_factory.mktemp("grafts")
+    base = str(write_model(path / "base", "bert", "lm"))
+    common: dict[str, Any] = {"threads": 1, "max_steps": 60, "lr": 3e-3, "batch_size": 16}
+    bw.finetune(base, toy_task(), mode="prompt", out=path / "prompt", freeze="embeddings,head", **common)
+    bw.finetune(base, toy_task(), mode="head", out=path / "head", freeze="embeddings", **common)
+    return path
+
+
+@pytest.fixture
+def pair(place: Path) -> Pair:
+    cfg = GraftLearnConfig(task="toy", data_seed=0, model_seed=0)
+    return open_pair(cfg, resolve(str(place / "base")), resolve(str(place / "prompt")), toy_task())
+
+
+def learn(place: Path, tuned: str, **settings: Any) -> Any:
+    defaults = {"threads": 1, "mask_steps": 4, "mask_batch_size": 8}
+    return bw.graft(str(place / "base"), str(place / tuned), toy_task(), **{**defaults, **settings})
+
+
+def logits(model: str, mode: str = "prompt") -> torch.Tensor:
+    loaded = load(resolve(model), mode, HeadSpec(labels=("no", "yes")) if mode == "head" else None)  # type: ignore[arg-type]
+    with torch.no_grad():
+        return loaded.model(input_ids=torch.arange(2, 26).view(2, 12)).logits  # type: ignore[no-any-return]
+
+
+def test_rules_equal_the_slow_ones(pair: Pair) -> None:
+    assert torch.equal(rules.movement(pair), pair.delta_P.abs())
+    model, objective = pair.read.loaded.model, pair.read.objective
+    features = pair.read.encode(pair.task.rows("train"))
+    grad, square = torch.zeros(len(pair.delta_P)), torch.zeros(len(pair.delta_P))
+    for n in range(len(features)):
+        batch = pair.read.feed(features)(np.array([n]), 0)
+        loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).sum()
+        own = torch.autograd.grad(loss, [named(model)[x] for x in pair.shapes], allow_unused=True)
+        flat = torch.cat(
+            [torch.zeros(s.numel()) if g is None else g.reshape(-1) for g, s in zip(own, pair.shapes.values())]
+        )
+        grad += flat / len(features)
+        square += flat.square()
+    torch.testing.assert_close(rules.first_order(pair), -grad * pair.delta_P, rtol=1e-3, atol=1e-8)
+    wanted = square * pair.delta_P**2
+    torch.testing.assert_close(rules.fisher(pair, None), wanted, rtol=1e-3, atol=1e-5 * float(wanted.max()))
+
+
+@pytest.mark.parametrize("estimator", ["straight-through", "annealed"])
+@pytest.mark.parametrize("count", [1, 333])
+def test_a_learned_mask_has_its_size_and_leaves_the_base_alone(pair: Pair, estimator: str, count: int) -> None:
+    before = values(pair.read.loaded.model)
+    mask = learned.ESTIMATORS[estimator](pair, count, learned.Steps(5, 16, 0.5, 0))
+    again = learned.ESTIMATORS[estimator](pair, count, learned.Steps(5, 16, 0.5, 0))
+    assert masks.count(mask) == count and all(torch.equal(mask[n], again[n]) for n in mask)
+    assert all(torch.equal(v, before[n]) for n, v in values(pair.read.loaded.model).items())
+    assert all(p.grad is None for p in pair.read.loaded.model.parameters())
+
+
+def test_learning_moves_scores_along_the_true_gradient(pair: Pair) -> None:
+    """Two steps by hand: the first only measures, the second moves by rate x direction / length of the first."""
+    count, steps = 200, learned.Steps(2, 60, 0.5, 0)
+    score = rules.first_order(pair)
+    score /= score.std()
+    model, objective = pair.read.loaded.model, pair.read.objective
+    gains = []
+    for step in range(2):
+        with pair.graft(rules.mask_of(pair, score, count)).apply(model, force=True):
+            batch = learned.batches(pair, steps)(step)
+            loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).mean()
+            grads = torch.autograd.grad(loss, [named(model)[n] for n in pair.shapes])
+        gains.append(torch.cat([g.reshape(-1) for g in grads]) * pair.delta_P)
+    moved = score - 0.5 * 0.5 * len(score) ** 0.5 * gains[1] / gains[0].norm()
+    wanted = rules.mask_of(pair, moved, count)
+    found = learned.straight_through(pair, count, steps)
+    assert masks.common(found, wanted) >= count - 1  # float sums in another order may swap the last one
+
+
+def test_soft_switches_sum_to_the_budget() -> None:
+    score = torch.randn(5000)
+    for count in (3, 400):
+        for heat in (0.5, 0.02):
+            at = learned.level(score, count, heat)
+            assert float(torch.sigmoid((score - at) / heat).sum()) == pytest.approx(count, rel=1e-3)
+
+
+def test_the_published_step(pair: Pair) -> None:
+    """With a rate of next to nothing the mask stays the one it began with; with the large one it grows."""
+    start = rules.mask_of(pair, rules.movement(pair), 50)
+    score = lambda mask: float(masks.count(mask))
+    still = published(pair, 50, Published(2, 1e-9, 10.0, 0), score)
+    assert all(torch.equal(still[n], start[n]) for n in start) and masks.count(still) == 50
+    assert masks.count(published(pair, 50, Published(2, 1e12, 10.0, 0), score)) > 50
+
+
+@pytest.mark.parametrize("select", ["learned", "movement", "first-order", "fisher", "random"])
+def test_a_run_gives_exactly_the_size_and_a_file_that_works_alone(
+    place: Path, select: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = learn(place, "prompt", size="321", select=select)
+    m = result.metrics
+    assert m["size"] == 321 and m["fraction"] == pytest.approx(321 / m["graftable"]) and m["select"] == select
+    assert {"score", "ece", "ece_scaled", "temperature"} <= set(m["graft"]) and m["bytes"] == Path(
+        m["file"]
+    ).stat().st_size
+    scored = bw.evaluate(f"{place / 'base'}+{m['file']}", toy_task(), threads=1)
+    assert scored.metrics["mode"] == "prompt" and scored.metrics["accuracy"] == m["graft"]["score"]
+    assert scored.metrics["ece"] == m["graft"]["ece"]
+
+
+def test_everything_is_the_tuned_model(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for tuned in ("prompt", "head"):
+        result = learn(place, tuned, size="100%", select="movement")
+        assert result.metrics["recovered"] == 1 and result.metrics["agreement"] == 1
+        there, here = (logits(x, tuned) for x in (f"{place / 'base'}+{result.metrics['file']}", str(place / tuned)))
+        torch.testing.assert_close(there, here, rtol=0, atol=1e-5)
+
+
+def test_a_head_goes_along(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    m = learn(place, "head", size="2%", select="movement").metrics
+    reference = f"{place / 'base'}+{m['file']}"
+    assert bw.evaluate(reference, toy_task(), threads=1).metrics["accuracy"] == m["graft"]["score"]
+    turned = replace(toy_task(), labels=("up", "down"))
+    with pytest.raises(ModelError, match="no trained head"):
+        bw.evaluate(reference, turned, threads=1)
+
+
+def test_the_share_of_the_gain_is_found_by_bisection(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    m = learn(place, "prompt", size="95%-of-gain", select="first-order").metrics
+    assert 0 < m["size"] < m["graftable"]
+
+
+def test_curve_and_other_tasks(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = learn(place, "prompt", size="1%", select="movement", curve=True, curve_sizes=(0.01, 1.0))
+    m = result.metrics
+    assert len(m["curve"]) == 10 and all(r["recovered"] == 1 for r in m["curve"] if r["fraction"] == 1)
+    assert "of the gain" in m["answer"] and (result.run / "figures" / "curve.png").exists()
+    assert (result.run / "figures" / "map.csv").exists()
+
+
+def test_the_same_command_does_nothing_and_the_file_repeats(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = learn(place, "prompt", size="50", select="first-order")
+    assert not learn(place, "prompt", size="50", select="first-order").fresh
+    second = learn(place, "prompt", size="50", select="first-order", out=tmp_path / "b")
+    assert Path(first.metrics["file"]).read_bytes() == Path(second.metrics["file"]).read_bytes()
+
+
+def grafts(place: Path, count: int = 60) -> list[str]:
+    return [
+        learn(place, "prompt", size=str(count), select=s, name=s, out=f"{s}-{count}").metrics["file"]
+        for s in ("movement", "fisher", "random")
+    ]
+
+
+def test_overlap_stitch_subtract_and_show(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = grafts(place)
+    found = run("graft overlap", files, "", {"threads": 1}).metrics
+    sets = [{(n, int(i)) for n, index in Graft.load(f).index.items() for i in index} for f in files]
+    for i, a in enumerate(sets):
+        for j, b in enumerate(sets):
+            assert found["overlap"][i][j] == pytest.approx(len(a & b) / len(b))
+            assert found["jaccard"][i][j] == pytest.approx(len(a & b) / len(a | b))
+            assert found["over_chance"][i][j] == pytest.approx(len(a & b) * found["graftable"] / len(a) / len(b))
+    stitched = run("graft stitch", [str(place / "base"), *files], "", {"threads": 1, "out": "s1"})
+    turned = run("graft stitch", [str(place / "base"), *files[::-1]], "", {"threads": 1, "out": "s2"})
+    assert (stitched.model / "model.safetensors").read_bytes() == (turned.model / "model.safetensors").read_bytes()
+    together = "+".join([str(place / "base"), *files])
+    torch.testing.assert_close(logits(str(stitched.model)), logits(together), rtol=0, atol=0)
+    less = run("graft subtract", [str(place / "base"), str(place / "prompt"), files[0]], toy_task(), {"threads": 1})
+    tuned, base = (named(load(resolve(str(place / x)), "mlm").model) for x in ("prompt", "base"))
+    rest = named(load(resolve(str(less.model)), "mlm").model)
+    graft = Graft.load(files[0])
+    for name, weight in rest.items():
+        wanted = tuned[name].detach().clone()
+        if name in graft.index:
+            wanted.view(-1)[graft.index[name]] = base[name].detach().view(-1)[graft.index[name]]
+        torch.testing.assert_close(weight, wanted, rtol=1e-6, atol=1e-7)
+    table = show(files[0])
+    assert sum(r["weights"] for r in table["map"]) == 60 and table["task"] == "toy"
+    assert show(str(Path(files[0]).parent))["size"] == 60
+
+
+def test_merging_baselines_on_a_case_by_hand() -> None:
+    shape = {"w": (4,)}
+    one = Graft({"w": torch.tensor([0, 1])}, {"w": torch.tensor([1.0, -4.0])}, shape)
+    two = Graft({"w": torch.tensor([1, 3])}, {"w": torch.tensor([2.0, 6.0])}, shape)
+    model = torch.nn.Linear(1, 1)
+
+    def dense(**settings: Any) -> list[float]:
+        found = merged([one, two], GraftStitchConfig(**settings), model)
+        whole = torch.zeros(4)
+        for name, index in found.index.items():
+            whole[index] = found.delta[name]
+            assert name == "w"
+        return [round(float(x), 6) for x in whole]
+
+    assert dense() == [1.0, -1.0, 0.0, 6.0]
+    assert dense(method="arithmetic", weight=0.5) == [0.5, -1.0, 0.0, 3.0]
+    assert dense(method="ties", weight=0.5, keep=1.0) == [1.0, -4.0, 0.0, 6.0]
+    assert dense(method="ties", weight=0.5, keep=0.5) == [0.0, -4.0, 0.0, 6.0]
+    assert dense(method="dare", weight=1.0, keep=1.0) == [1.0, -2.0, 0.0, 6.0]
+    with pytest.raises(ConfigError, match="one --fisher per graft"):
+        dense(method="fisher")
+
+
+def test_sizes_as_people_write_them() -> None:
+    for text, told in (
+        ("0", "size 0"),
+        ("0%", "size 0"),
+        ("101%", "at most 100%"),
+        ("1.5", "at most 100%"),
+        ("x", "write a count"),
+        ("0.9-of-gain", "percentage"),
+        ("120%-of-gain", "at most"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            parse_size(text)
+    assert recovered(1.0, 0.5, 0.5) is None
+
+
+def test_bad_input(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = toy_task()
+    other = {
+        "architectures": write_model(tmp_path / "wide", "bert", "lm", hidden_size=32),
+        "is a distilbert": write_model(tmp_path / "distil", "distilbert", "lm"),
+    }
+    for told, model in other.items():
+        with pytest.raises(ModelError, match=told):
+            bw.graft(str(model), str(place / "prompt"), task, threads=1)
+    words = write_model(tmp_path / "words", "bert", "lm")
+    file = words / "tokenizer.json"
+    file.write_text(file.read_text().replace('"w9"', '"ww"'))
+    with pytest.raises(ModelError, match="different vocabularies"):
+        bw.graft(str(words), str(place / "prompt"), task, threads=1)
+    with pytest.raises(ModelError, match="no language-model head|no trained head"):
+        bw.graft(str(place / "base"), str(place / "head"), task, mode="prompt", threads=1)
+    with pytest.raises(ModelError, match="do not differ"):
+        bw.graft(str(place / "base"), str(place / "base"), task, mode="prompt", threads=1)
+    for size, told in (("0", "size 0"), ("101%", "at most 100%"), ("99999999", "graftable ones")):
+        with pytest.raises(ConfigError, match=told):
+            learn(place, "prompt", size=size)
+    good = learn(place, "prompt", size="9", select="movement").metrics["file"]
+    (tmp_path / "cut.graft").write_bytes(Path(good).read_bytes()[:-3])
+    with pytest.raises(TreeError, match="damaged"):
+        bw.evaluate(f"{place / 'base'}+cut.graft", task, threads=1)
+    with pytest.raises(TreeError, match="--force"):
+        bw.evaluate(f"{place / 'prompt'}+{good}", task, threads=1)
+    assert bw.evaluate(f"{place / 'prompt'}+{good}", task, threads=1, force=True).metrics["n"] == 40
+    with pytest.raises(BudwoodError, match="is a graft, not a model"):
+        bw.evaluate(good, task, threads=1)
+    with pytest.raises(ConfigError, match="2 or more grafts are needed"):
+        run("graft overlap", [good], "", {"threads": 1})
+
+
+def test_python_use(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = learn(place, "prompt", size="1%", select="movement").metrics["file"]
+    from transformers import AutoModelForMaskedLM
+
+    model = AutoModelForMaskedLM.from_pretrained(place / "base").eval()
+    before = values(model)
+    with bw.Graft.load(file).apply(model) as patched:
+        inside = values(patched)
+    assert all(torch.equal(v, before[n]) for n, v in values(model).items())
+    bw.Graft.load(file).export(model, tmp_path / "hf")
+    exported = values(AutoModelForMaskedLM.from_pretrained(tmp_path / "hf"))
+    assert all(torch.equal(v, exported[n]) for n, v in inside.items())
+    bw.Graft.load(file).merge_into(model)
+    assert all(torch.equal(v, inside[n]) for n, v in values(model).items())
+    assert (
+        json.loads(
+            (tmp_path / "runs")
+            .joinpath(next(p.name for p in (tmp_path / "runs").iterdir()), "metrics.json")
+            .read_text()
+        )["verb"]
+        == "graft learn"
+    )
+
+
+def test_scores_are_kept(pair: Pair) -> None:
+    scores = Scores(pair.read, pair.cfg, pair.task.rows("test"))
+    assert scores.of([]) is scores.of([])

@@ -1,0 +1,49 @@
+"""Studies of grafts run from end to end on the shipped model, with next to no training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import budwood as bw
+from budwood.errors import ConfigError
+from budwood.models.load import load
+from budwood.models.reference import resolve
+from budwood.params.graft import Graft
+from budwood.params.tree import named
+from budwood.studies.api import run
+
+SMALL = {"shots": 4, "limit_eval": 12, "max_steps": 2, "threads": 1, "tasks": "tiny-sentiment,tiny-topic"}
+
+
+def test_continual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("graft continual", "tiny-bert", "", {**SMALL, "select": "movement"})
+    m = result.metrics
+    assert m["forgotten_known"] == 0.0  # stored grafts do not change
+    assert [len(row) for row in m["sequential"]] == [2, 2]
+    assert m["known"][1][0] == m["known"][0][0] and (result.run / "figures" / "forgetting-sequential.png").exists()
+    assert not run("graft continual", "tiny-bert", "", {**SMALL, "select": "movement"}).fresh
+
+
+def test_multitask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    m = run("graft multitask", "tiny-bert", "", {**SMALL, "select": "first-order"}).metrics
+    assert [m["overlap"][i][i] for i in range(2)] == [1.0, 1.0] and len(m["gain"]) == 2
+    with pytest.raises(ConfigError, match="heads of their own"):
+        run("graft multitask", "tiny-bert", "", {**SMALL, "mode": "head"})
+
+
+def test_training_inside_a_graft_moves_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "encoder.layer.1.output.dense.weight"
+    Graft.cut({name: torch.tensor([3, 500])}, {name: torch.ones(128, 512)}, manifest={"task": "t"}).save("x.graft")
+    common = {"mode": "prompt", "shots": 4, "max_steps": 2, "limit_eval": 4, "threads": 1, "inside": "x.graft"}
+    with pytest.raises(ConfigError, match="--weight-decay 0"):
+        bw.finetune("tiny-bert", "tiny-sentiment", **common)
+    tuned = bw.finetune("tiny-bert", "tiny-sentiment", weight_decay=0, out="t", **common)
+    before, after = (named(load(resolve(x), "mlm").model) for x in ("tiny-bert", str(tuned.run)))
+    changed = {n: (before[n] != after[n]).reshape(-1).nonzero()[:, 0].tolist() for n in before}
+    assert {n: i for n, i in changed.items() if i} == {name: [3, 500]}
