@@ -99,7 +99,7 @@ def _fisher(grafts: Sequence[Graft], files: Sequence[Path], model: nn.Module) ->
     above: dict[str, Tensor] = {}
     below: dict[str, Tensor] = {}
     for graft, file in zip(grafts, files):
-        importance = read_fisher(file, model)
+        importance, _ = read_fisher(file, model)
         for name, change in _dense(graft).items():
             mass = importance[name] if name in importance else torch.ones_like(change)
             mass = torch.where(change != 0, mass + 1e-30, 0.0).double()

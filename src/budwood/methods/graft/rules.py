@@ -62,7 +62,7 @@ def fisher(pair: Pair, path: Path | None) -> Tensor:
     """Fisher x (tuned - base)^2, of a Fisher file, or of the training rows with their true labels at the base."""
     model = pair.read.loaded.model
     if path is not None:
-        found: Mapping[str, Tensor] = read_fisher(path, model)
+        found: Mapping[str, Tensor] = read_fisher(path, model)[0]
     else:
         found = _empirical(pair)
     parts = [found[n].reshape(-1) if n in found else torch.zeros(size) for n, size in pair.sizes.items()]
