@@ -35,7 +35,7 @@ def family_bars(
     axes.set(ylabel="test accuracy", ylim=(0, 1.02), xlim=(-0.5, len(names) - 0.5), title=title)
     axes.grid(axis="x", visible=False)
     if len(kinds) > 1:
-        axes.legend(loc="lower right")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return {
         "features": [r["features"] for r in rows],
         "prompt": [bool(r["prompt"]) for r in rows],
