@@ -52,6 +52,12 @@ VERBS = {
             "budwood.methods.fisher:fisher",
             "budwood.methods.estimate:fisher",
         ),
+        Verb(
+            "probe",
+            "budwood.config.probe:ProbeConfig",
+            "budwood.methods.probe.verb:probe",
+            "budwood.methods.probe.estimate:probe",
+        ),
     )
 }
 
