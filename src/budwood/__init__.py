@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from budwood.data.task import Task
     from budwood.methods.result import Result
 
-__all__ = ["evaluate", "finetune", "fisher", "task"]
+__all__ = ["evaluate", "finetune", "fisher", "probe", "task"]
 
 
 def task(name: str, **settings: Any) -> Task:
@@ -41,6 +41,11 @@ def evaluate(model: Any, task: str | Task, **settings: Any) -> Result:
 def fisher(model: Any, task: str | Task, **settings: Any) -> Result:
     """Diagonal Fisher information of a model on a task; the artefact is `result.run / "fisher.safetensors"`."""
     return _run("fisher", model, task, settings)
+
+
+def probe(models: Any, task: str | Task, **settings: Any) -> Result:
+    """A probe on every layer of one model or of a list of models; layers are in `result.metrics["results"]`."""
+    return _run("probe", models, task, settings)
 
 
 def _run(verb: str, model: Any, task: str | Task, settings: dict[str, Any]) -> Result:

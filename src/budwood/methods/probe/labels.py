@@ -46,6 +46,7 @@ class Scale:
         return cls(x_ND.mean(0), torch.where(spread_D > 1e-7 * spread_D.max().clamp_min(1e-30), spread_D, 1.0))
 
     def __call__(self, x_ND: Tensor) -> Tensor:
+        """Standardised states."""
         return (x_ND - self.mean_D) / self.spread_D
 
     def raw(self, weight_KD: Tensor, bias_K: Tensor) -> tuple[Tensor, Tensor]:

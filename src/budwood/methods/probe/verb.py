@@ -84,6 +84,7 @@ def probe(session: Session) -> dict[str, Any]:
     return {
         "split": split,
         "metric": metric,
+        "score": max(x["score"] for x in results[-1]["layers"]),
         "n": len(task.rows(split)),
         "states": kind_of(cfg, task, session.models[0]),
         "baselines": baselines,
