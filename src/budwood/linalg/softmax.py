@@ -1,8 +1,8 @@
 """L2-regularised softmax regression, many problems on one matrix at once, each solved to convergence.
 
 A problem is a column of labels, a set of row weights (a fold, a bootstrap draw, a prefix) and a cost C; its objective
-is scikit-learn's, C * sum(loss) + |w|^2 / 2 with a free intercept, divided here by C * sum(row weights). Two classes have
-one weight vector, more have one each.
+is scikit-learn's, C * sum(loss) + |w|^2 / 2 with a free intercept, divided here by C * sum(row weights). Two classes
+have one weight vector, more have one each.
 Shapes: N rows, D features, E = D + 1 (features and intercept), Y label columns, R row sets, P problems, S costs in a
 path, A problems meant, K weight vectors of a problem (1 for two classes), F folds.
 """
