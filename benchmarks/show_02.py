@@ -99,5 +99,5 @@ if __name__ == "__main__":
     if importlib.util.find_spec("show_02_linear"):
         import show_02_linear
 
-        show_02_linear.bars(show)
+        show_02_linear.sections(show, work)
     show.end()

@@ -133,7 +133,7 @@ class _Regression:
         shape = (len(problems.label_P), problems.vectors, len(x_ND))
         self.chance_PKN = torch.empty(shape, dtype=torch.float32)
         self.group_P = torch.zeros(shape[0], dtype=torch.long)
-        self.whole = problems.vectors * self.width <= WHOLE
+        self.whole = False
         self.inverse_GKEE = torch.empty(0)
 
     def set_cost(self, cost_P: Tensor) -> None:
@@ -191,9 +191,12 @@ class _Regression:
         return share_AN / self.total_P[index_A, None].float()
 
     def prepare(self, index_A: Tensor, own: bool) -> None:
-        """Invert block-diagonal Hessians: of every problem, or of the fullest one of those with the same labels."""
-        size = self.problems.vectors ** (1 + self.whole) * self.width**2
-        if own and len(index_A) * size <= OWN:
+        """Invert Hessians: the diagonal blocks of the fullest problem with the same labels.
+
+        `own`: that was too coarse; with several classes its whole Hessian is taken, with two every problem's own.
+        """
+        self.whole = own and self.problems.vectors > 1 and self.problems.vectors * self.width <= WHOLE
+        if own and not self.whole and len(index_A) * self.problems.vectors * self.width**2 <= OWN:
             leaders = index_A
             self.group_P[index_A] = torch.arange(len(index_A))
         else:
