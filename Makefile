@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: env demo test lint format bench show-01 clean
+.PHONY: env demo test lint format bench show-01 show-02 clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,9 @@ bench: env
 
 show-01: env
 	$(BIN)/python benchmarks/show_01.py
+
+show-02: env
+	$(BIN)/python benchmarks/show_02.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

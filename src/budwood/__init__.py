@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from budwood.data.task import Task
     from budwood.methods.result import Result
 
-__all__ = ["evaluate", "finetune", "fisher", "linear", "task"]
+__all__ = ["evaluate", "finetune", "fisher", "linear", "probe", "task"]
 
 
 def task(name: str, **settings: Any) -> Task:
@@ -46,6 +46,11 @@ def fisher(model: Any, task: str | Task, **settings: Any) -> Result:
 def linear(model: Any, task: str | Task, **settings: Any) -> Result:
     """Linear classifiers on frozen features; `.metrics["results"]` has one row per features and prompt."""
     return _run("linear", model, task, settings)
+
+
+def probe(models: Any, task: str | Task, **settings: Any) -> Result:
+    """A probe on every layer of one model or of a list of models; layers are in `result.metrics["results"]`."""
+    return _run("probe", models, task, settings)
 
 
 def _run(verb: str, model: Any, task: str | Task, settings: dict[str, Any]) -> Result:

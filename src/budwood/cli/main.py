@@ -27,6 +27,9 @@ COMMANDS = {
     "evaluate": ("evaluate", "score a model as it is: metrics, calibration, one record per example"),
     "fisher": ("fisher", "how much each weight matters to a task: diagonal Fisher information"),
     "linear": ("linear", "how much of a task is in the frozen features: linear classifiers on what a model says next"),
+    "probe": ("probe", "a probe on every layer of every model, with control task, description length and baselines"),
+    "probe-predict": ("probe", "apply the probes of a run to a split; also spelled `probe predict RUN`"),
+    "probe-evaluate": ("probe", "score predictions of one run or a folder of runs; also `probe evaluate RUN|DIR...`"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
     "runs": ("runs", "list runs; with --group mean, spread and median over seeds"),
     "compare": ("compare", "settings and metrics in which two runs differ"),
@@ -88,6 +91,8 @@ def _dispatch(words: list[str]) -> int:
 
         print(version("budwood"))
         return 0
+    if "-".join(words[:2]) in COMMANDS:  # "probe predict" is "probe-predict"
+        words = ["-".join(words[:2]), *words[2:]]
     verb = words[0]
     if verb not in COMMANDS:
         raise ConfigError(f"There is no verb '{verb}'.{nearest(verb, COMMANDS)} `budwood --help` lists them.")

@@ -32,7 +32,8 @@ def run(verb: str, model: Any, task: str | Task, settings: dict[str, Any]) -> Re
                 f"{verb}() got a task object, which has its rows: '{min(clash)}' has no effect. Leave it away."
             )
     cfg = build_settings(verb_named(verb).settings, {"progress": "none", **settings, "task": name}, f"{verb}()")
-    return run_verb(verb, cfg, [reference(model)], task if isinstance(task, Task) else None)
+    models = model if isinstance(model, list | tuple) else [model]
+    return run_verb(verb, cfg, [reference(m) for m in models], task if isinstance(task, Task) else None)
 
 
 def reference(model: Any) -> str:

@@ -58,6 +58,12 @@ VERBS = {
             "budwood.methods.linear.run:linear",
             "budwood.methods.linear.estimate:linear",
         ),
+        Verb(
+            "probe",
+            "budwood.config.probe:ProbeConfig",
+            "budwood.methods.probe.verb:probe",
+            "budwood.methods.probe.estimate:probe",
+        ),
     )
 }
 
