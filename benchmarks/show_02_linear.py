@@ -35,7 +35,7 @@ def real(show: Show, work: Path) -> None:
     """Real weights and data."""
     models, data = SHARED / "models", ("--data-dir", SHARED / "data")
     sst2 = ("--task", "sst2", *data)
-    mini = run("linear", models / "all-MiniLM-L6-v2", *sst2, "--features", "f", "--limit", 4000, cwd=work)
+    mini = run("linear", models / "all-MiniLM-L6-v2", *sst2, "--features", "f", "--limit", 20000, cwd=work)
     show.bar("linear MiniLM on SST-2 >= 0.80", mini["score"] >= 0.80, _told(mini))
     stories = run("linear", models / "stories260K", *sst2, "--features", "f,phi-p,p", "--limit", 2000, cwd=work)
     show.bar("linear stories260K: f, phi-p, p above majority", _above(stories), _told(stories))
