@@ -259,7 +259,7 @@ def reused(shop: Shop, prompted: bool) -> Tensor:
         if made_of.get(key) != wanted[key]:
             name = "model" if told == "model" else key
             raise StoreError(
-                f"The features in {path} were built from another {told}: {made_of.get(name)!r} there, {wanted[name]!r} here. "
-                "Leave --features-from out, so that they are made anew."
+                f"The features in {path} were built from another {told}: {made_of.get(name)!r} there, "
+                f"{wanted[name]!r} here. Leave --features-from out, so that they are made anew."
             )
     return found["f"]
