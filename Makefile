@@ -49,6 +49,9 @@ bench: env
 show-01: env
 	$(BIN)/python benchmarks/show_01.py
 
+show-02: env
+	$(BIN)/python benchmarks/show_02.py
+
 show-03: env
 	$(BIN)/python benchmarks/show_03.py
 

@@ -35,16 +35,16 @@ def real(show: Show, work: Path) -> None:
     """Real weights and data."""
     models, data = SHARED / "models", ("--data-dir", SHARED / "data")
     sst2 = ("--task", "sst2", *data)
-    mini = run("linear", models / "all-MiniLM-L6-v2", *sst2, "--features", "f", "--limit", 4000, cwd=work)
+    mini = run("linear", models / "all-MiniLM-L6-v2", *sst2, "--features", "f", "--limit", 20000, cwd=work)
     show.bar("linear MiniLM on SST-2 >= 0.80", mini["score"] >= 0.80, _told(mini))
     stories = run("linear", models / "stories260K", *sst2, "--features", "f,phi-p,p", "--limit", 2000, cwd=work)
-    show.bar("linear stories260K: f, phi-p, p above majority", _above(stories), _told(stories))
+    show.bar("linear stories260K: f, phi-p, p, none under majority", _above(stories, 0.0), _told(stories))
     masked = run("linear", models / "minilm-l6-mlm", *sst2, "--features", "f", "--prompt", "--limit", 2000, cwd=work)
-    show.bar("linear minilm-l6-mlm: f of the MLM transform with prompt", _above(masked), _told(masked))
+    show.bar("linear minilm-l6-mlm: f of the MLM transform with prompt", _above(masked, 0.05), _told(masked))
 
 
-def _above(found: dict) -> bool:
-    return all(r["test"] > found["baselines"]["majority"] for r in found["results"])
+def _above(found: dict, by: float) -> bool:
+    return all(r["test"] >= found["baselines"]["majority"] + by for r in found["results"])
 
 
 def _told(found: dict) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from budwood.methods.result import Result
     from budwood.params.graft import Graft
 
-__all__ = ["Graft", "evaluate", "finetune", "fisher", "graft", "inject", "linear", "task"]
+__all__ = ["Graft", "evaluate", "finetune", "fisher", "graft", "inject", "linear", "probe", "task"]
 
 
 def task(name: str, **settings: Any) -> Task:
@@ -57,6 +57,11 @@ def inject(model: Any, task: str | Task, **settings: Any) -> Result:
 def graft(base: Any, tuned: Any, task: str | Task, **settings: Any) -> Result:
     """The few weights of `tuned` that carry the skill (`graft learn`); the file is `result.metrics["file"]`."""
     return _run("graft learn", [base, tuned], task, settings)
+
+
+def probe(models: Any, task: str | Task, **settings: Any) -> Result:
+    """A probe on every layer of one model or of a list of models; layers are in `result.metrics["results"]`."""
+    return _run("probe", models, task, settings)
 
 
 def __getattr__(name: str) -> Any:

@@ -55,7 +55,7 @@ def test_row_weights_are_repetitions_and_two_starts_of_a_path_end_together():
     def one(x, y, weight_N, path):
         zero = torch.zeros(1, dtype=torch.long)
         cost_SP = torch.tensor(path, dtype=torch.float64)[:, None]
-        return solve(x, Problems(y[None], weight_N[None].float(), zero, zero, cost_SP, 3)).objective_SP[-1, 0]
+        return float(solve(x, Problems(y[None], weight_N[None].float(), zero, zero, cost_SP, 3)).objective_SP[-1, 0])
 
     many = torch.from_numpy(np.repeat(np.arange(len(y_N)), count_N))
     weighted = one(x, y, torch.from_numpy(count_N), [0.3])

@@ -30,6 +30,9 @@ COMMANDS = {
     "weights": ("weights", "`weights compare`: how far models have moved from their base, layer by layer"),
     "inject": ("inject", "teach a new skill while keeping others: EWC, L2, replay, and what each costs"),
     "graft": ("graft", "cut a fine-tuned skill out as a small file: learn, show, overlap, stitch, subtract"),
+    "probe": ("probe", "a probe on every layer of every model, with control task, description length and baselines"),
+    "probe-predict": ("probe", "apply the probes of a run to a split; also spelled `probe predict RUN`"),
+    "probe-evaluate": ("probe", "score predictions of one run or a folder of runs; also `probe evaluate RUN|DIR...`"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
     "runs": ("runs", "list runs; with --group mean, spread and median over seeds"),
     "compare": ("compare", "settings and metrics in which two runs differ"),
@@ -91,6 +94,8 @@ def _dispatch(words: list[str]) -> int:
 
         print(version("budwood"))
         return 0
+    if "-".join(words[:2]) in COMMANDS:  # "probe predict" is "probe-predict"
+        words = ["-".join(words[:2]), *words[2:]]
     verb = words[0]
     if verb not in COMMANDS:
         raise ConfigError(f"There is no verb '{verb}'.{nearest(verb, COMMANDS)} `budwood --help` lists them.")

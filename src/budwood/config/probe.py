@@ -27,19 +27,6 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
     states: Annotated[Literal["auto", "cls", "last", "mean", "mask"], Parameter(group=PROBE)] = Field(
         "auto", description="State of a row that a label probe reads; auto: cls for encoders, last for causal models."
     )
-    probe: Annotated[Literal["linear", "mlp"], Parameter(group=PROBE)] = Field(
-        "linear", description="linear: softmax regression; mlp: one hidden layer."
-    )
-    hidden: Annotated[int, Parameter(group=PROBE)] = Field(64, ge=1, description="Hidden units of --probe mlp.")
-    solver: Annotated[Literal["newton", "adamw"], Parameter(group=PROBE)] = Field(
-        "newton", description="newton: converged exactly; adamw: the original's optimiser, probes kept per epoch."
-    )
-    epochs: Annotated[int, Parameter(name=("--epochs", "--num-train-epochs"), group=PROBE)] = Field(
-        3, ge=1, description="Epochs of --solver adamw and --probe mlp."
-    )
-    parity: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
-        False, description="The original's rates, updates and softmax over the whole window (--solver adamw)."
-    )
     costs: Annotated[tuple[float, ...], Parameter(name=("--costs", "--Cs"), group=PROBE, negative="")] = Field(
         (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0), description="Costs C among which cross-validation chooses."
     )
@@ -53,9 +40,6 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
     decode: Annotated[Literal["hf", "original"], Parameter(group=PROBE)] = Field(
         "hf", description="How spans become answers: transformers' rule or the original's."
     )
-    mix: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
-        False, description="Also a probe on a learned mixture of all layers, with its centre of gravity."
-    )
     erase: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
         False, description="Also probe after LEACE has erased the labels."
     )
@@ -68,8 +52,6 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
 
     @model_validator(mode="after")
     def _in_use(self) -> ProbeConfig:
-        if self.parity and self.solver != "adamw":
-            raise ValueError("--parity repeats the original's optimiser; it needs --solver adamw")
         if self.seeds:
-            raise ValueError("--seeds has no effect on a converged probe; use --repeats N for its spread")
+            raise ValueError("--seeds would repeat the same converged probes; use --repeats N for their spread")
         return self

@@ -30,12 +30,12 @@ def family_bars(
         )
     for name, value in lines.items():
         axes.axhline(value, color="#8a8f99", lw=1, ls="--" if name == "majority" else ":")
-        axes.annotate(name.replace("_", " "), (len(names) - 0.5, value), va="bottom", ha="right", fontsize=8)
+        axes.text(len(names) - 0.45, value, name.replace("_", " "), va="center", ha="left", fontsize=8)
     axes.set_xticks(range(len(names)), names)
     axes.set(ylabel="test accuracy", ylim=(0, 1.02), xlim=(-0.5, len(names) - 0.5), title=title)
     axes.grid(axis="x", visible=False)
     if len(kinds) > 1:
-        axes.legend(loc="lower right")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return {
         "features": [r["features"] for r in rows],
         "prompt": [bool(r["prompt"]) for r in rows],

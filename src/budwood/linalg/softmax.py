@@ -1,8 +1,8 @@
 """L2-regularised softmax regression, many problems on one matrix at once, each solved to convergence.
 
-A problem is a column of labels, a set of row weights (a fold, a bootstrap draw, a prefix) and a cost C; its objective is
-scikit-learn's, C * sum(loss) + |w|^2 / 2 with a free intercept, divided here by C * sum(row weights). Two classes have
-one weight vector, more have one each.
+A problem is a column of labels, a set of row weights (a fold, a bootstrap draw, a prefix) and a cost C; its objective
+is scikit-learn's, C * sum(loss) + |w|^2 / 2 with a free intercept, divided here by C * sum(row weights). Two classes
+have one weight vector, more have one each.
 Shapes: N rows, D features, E = D + 1 (features and intercept), Y label columns, R row sets, P problems, S costs in a
 path, A problems meant, K weight vectors of a problem (1 for two classes), F folds.
 """
@@ -133,7 +133,7 @@ class _Regression:
         shape = (len(problems.label_P), problems.vectors, len(x_ND))
         self.chance_PKN = torch.empty(shape, dtype=torch.float32)
         self.group_P = torch.zeros(shape[0], dtype=torch.long)
-        self.whole = problems.vectors * self.width <= WHOLE
+        self.whole = False
         self.inverse_GKEE = torch.empty(0)
 
     def set_cost(self, cost_P: Tensor) -> None:
@@ -191,9 +191,12 @@ class _Regression:
         return share_AN / self.total_P[index_A, None].float()
 
     def prepare(self, index_A: Tensor, own: bool) -> None:
-        """Invert block-diagonal Hessians: of every problem, or of the fullest one of those with the same labels."""
-        size = self.problems.vectors ** (1 + self.whole) * self.width**2
-        if own and len(index_A) * size <= OWN:
+        """Invert Hessians: the diagonal blocks of the fullest problem with the same labels.
+
+        `own`: that was too coarse; with several classes its whole Hessian is taken, with two every problem's own.
+        """
+        self.whole = own and self.problems.vectors > 1 and self.problems.vectors * self.width <= WHOLE
+        if own and not self.whole and len(index_A) * self.problems.vectors * self.width**2 <= OWN:
             leaders = index_A
             self.group_P[index_A] = torch.arange(len(index_A))
         else:

@@ -102,6 +102,12 @@ VERBS = {
             )
             for word in ("localise", "multitask", "continual")
         ),
+        Verb(
+            "probe",
+            "budwood.config.probe:ProbeConfig",
+            "budwood.methods.probe.verb:probe",
+            "budwood.methods.probe.estimate:probe",
+        ),
     )
 }
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from budwood.config.data import DataConfig
-from budwood.config.finetune import EvaluateConfig
+from budwood.config.finetune import EvaluateConfig, Mode
 from budwood.config.linear import Family, LinearConfig
 from budwood.data.batch import seed_of
 from budwood.data.source import load_task
@@ -118,7 +118,7 @@ def _point(cfg: LinearConfig, shop: Shop, question: Question, folder: Path) -> d
     """One checkpoint."""
     speaker = load_speaker(resolve(str(folder), offline=True), device_for(cfg.device))
     text = load_task(DataConfig(task=cfg.lm_task, data_dir=cfg.data_dir, limit_eval=TEXTS, offline=cfg.offline))
-    mode = "clm" if speaker.causal else "mlm"
+    mode: Mode = "clm" if speaker.causal else "mlm"
     read_cfg = EvaluateConfig(task=cfg.lm_task)
     read = reading(speaker.loaded, text, read_cfg, mode, cfg.seed)
     loss = evaluate(read, text.rows(text.reported), read_cfg).metrics["lm_loss"]

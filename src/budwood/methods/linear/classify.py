@@ -44,6 +44,7 @@ class Dense:
     feature_ND: Tensor
     dims: int
     penalise_intercept: bool = False
+    tolerance: float = 1e-10  # of the objective; decisions on outlying rows are off by its root
 
     def __call__(self, label_N: np.ndarray, classes: int, use_RN: Tensor, costs: Sequence[float]) -> Tensor:
         """All sets and costs as columns of one solve."""
@@ -57,7 +58,7 @@ class Dense:
             classes=classes,
             penalise_intercept=self.penalise_intercept,
         )
-        found = softmax.solve(self.feature_ND, problems, tolerance=1e-10)  # decisions on rare rows need it
+        found = softmax.solve(self.feature_ND, problems, self.tolerance)
         every = [(s, r) for s in range(len(costs)) for r in range(sets)]
         return found.logits(self.feature_ND, every).unflatten(0, (len(costs), sets))
 

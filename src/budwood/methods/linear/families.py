@@ -100,7 +100,7 @@ def solver_of_p(states: States, scaled: bool, penalise_intercept: bool) -> Solve
     if rows <= KERNEL_ROWS if rows < size else size <= MOMENT_WORDS:
         feature_NR = states.short_NR
         factor = unit(feature_NR[states.basis_M], states.state_ND.shape[1]) if scaled else 1.0
-        return Dense(feature_NR * factor, size, penalise_intercept)
+        return Dense(feature_NR * factor, size, penalise_intercept, tolerance=1e-12)
     factor = _unit_of_p(states) if scaled else 1.0
     most = max(1, BLOCK // size)
 

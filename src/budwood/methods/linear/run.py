@@ -58,7 +58,7 @@ def linear(session: Session) -> dict[str, Any]:
             with session.progress.stage(f"{family}{' + prompt' if prompted else ''}"):
                 solver = solver_of(family, states, lists, cfg)
                 found = classify(solver, label_N, session.task.labels, splits, cfg.k_fold, costs)
-                row = {"features": family, "prompt": prompted, "dims": solver.dims, **found.row()}
+                row: dict[str, Any] = {"features": family, "prompt": prompted, "dims": solver.dims, **found.row()}
                 if family == "p" and cfg.scale == "unit":
                     raw = solver_of_p(states, False, cfg.penalise_intercept)
                     plain = classify(raw, label_N, session.task.labels, splits, cfg.k_fold, costs)

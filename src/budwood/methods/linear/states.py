@@ -257,9 +257,9 @@ def reused(shop: Shop, prompted: bool) -> Tensor:
     names = {"model_hash": "model", "rows": "rows", "prompt": "prompt", "read": "read", "max_length": "max_length"}
     for key, told in names.items():
         if made_of.get(key) != wanted[key]:
-            there, here = (x.get(told if told == "model" else key) for x in (made_of, wanted))
+            name = "model" if told == "model" else key
             raise StoreError(
-                f"The features in {path} were built from another {told}: {there!r} there, {here!r} here. Leave "
-                "--features-from out, so that they are made anew."
+                f"The features in {path} were built from another {told}: {made_of.get(name)!r} there, "
+                f"{wanted[name]!r} here. Leave --features-from out, so that they are made anew."
             )
     return found["f"]

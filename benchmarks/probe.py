@@ -1,0 +1,169 @@
+"""Probes against their peers: ratios of CPU seconds on one thread, both sides in one process.
+
+python benchmarks/probe.py [solver] [decode] [pass]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from show import SHARED
+
+COSTS = np.logspace(-6, 3, 10)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times the peer's CPU time is ours, and whether our objective was never worse."""
+
+    name: str
+    ours: float
+    theirs: float
+    note: str = ""
+
+    @property
+    def times(self) -> float:
+        return self.theirs / self.ours
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.times:.1f}x ({self.ours:.2f} s against {self.theirs:.2f} s) {self.note}"
+
+
+def cpu(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.process_time()
+    out = work()
+    return time.process_time() - began, out
+
+
+def layers(count: int = 4, rows: int = 1500, width: int = 256) -> tuple[list[np.ndarray], np.ndarray]:
+    """Synthetic layers of a binary task, each telling more of it than the one before."""
+    rng = np.random.default_rng(0)
+    y_N = rng.integers(0, 2, rows)
+    out = []
+    for depth in range(count):
+        mix = rng.normal(size=(width, width)) * np.exp(rng.normal(size=width))
+        hidden = rng.normal(size=(rows, width))
+        hidden[:, :8] += 0.25 * (depth + 1) * (2 * y_N - 1)[:, None]
+        out.append((hidden @ mix / np.sqrt(width)).astype(np.float32))
+    return out, y_N
+
+
+def objective(weight_D: np.ndarray, bias: float, x_ND: np.ndarray, y_N: np.ndarray, cost: float) -> float:
+    score_N = x_ND.astype(np.float64) @ weight_D + bias
+    return float(np.mean(np.logaddexp(0, score_N) - y_N * score_N) + weight_D @ weight_D / (2 * cost * len(y_N)))
+
+
+def solver() -> list[Ratio]:
+    """All layers, five folds, ten costs and the final fit, against scikit-learn layer by layer."""
+    from sklearn.linear_model import LogisticRegressionCV
+
+    from budwood.linalg.softmax import cross_validate, stratified_folds
+
+    many, y_N = layers()
+    fold_N = stratified_folds(y_N, 5)
+    mine, found = cpu(lambda: [cross_validate(torch.from_numpy(x), y_N, 2, COSTS, fold_N) for x in many])
+    out = []
+    for name, more in (("lbfgs", {}), ("liblinear", {"intercept_scaling": 1.0})):
+        peer = lambda: [  # noqa: E731
+            LogisticRegressionCV(Cs=COSTS, cv=5, solver=name, max_iter=200, **more).fit(x, y_N)  # noqa: B023
+            for x in many
+        ]
+        seconds, fits = cpu(peer)
+        gap = max(
+            objective(c.weight_KD[0].numpy(), float(c.bias_K[0]), x, y_N, c.cost)
+            - objective(f.coef_[0], float(f.intercept_[0]), x, y_N, c.cost)
+            for c, f, x in zip(found, fits, many)
+            if np.isclose(float(np.ravel(f.C_)[0]), c.cost)
+        )
+        out.append(Ratio(f"label probes against scikit-learn {name}", mine, seconds, f"objective gap {gap:.1e}"))
+    return out
+
+
+def loop_decode(start_T: np.ndarray, end_T: np.ndarray, first: int, last: int, reach: int = 17) -> tuple[int, int]:
+    """The original's way: a Python loop over starts, keeping the last of equals."""
+    best, pair = -np.inf, (0, 0)
+    for j in range(first, last):
+        k = j + int(np.argmax(end_T[j : min(j + reach, last - 1) + 1]))
+        if start_T[j] + end_T[k] >= best:
+            best, pair = start_T[j] + end_T[k], (j, k)
+    return pair
+
+
+def decode() -> list[Ratio]:
+    """The original's rule on 400 windows of 384 tokens, vectorised against its loop."""
+    from budwood.data.batch import Features
+    from budwood.data.span_decode import ORIGINAL, _best_span
+
+    rng = np.random.default_rng(0)
+    count, length, lead = 400, 384, 20
+    allowed = np.zeros((count, length), np.int32)
+    allowed[:, 0], allowed[:, lead:-1] = 1, 1
+    start, end = rng.normal(size=(2, count * length)).astype(np.float32)
+    offsets = np.arange(count + 1) * length
+    ragged = {"input_ids": np.zeros(count * length, np.int32), "allowed": allowed.ravel()}
+    features = Features(tuple(map(str, range(count))), offsets, ragged, {"row": np.arange(count)})
+    mine, spans = cpu(lambda: [_best_span(features, np.arange(count), start, end, ORIGINAL) for _ in range(5)][0])
+    pieces = [(start[a : a + length], end[a : a + length]) for a in offsets[:-1]]
+    theirs, pairs = cpu(lambda: [loop_decode(s, e, lead, length - 1) for s, e in pieces])
+    same = pairs == list(zip(spans.first_S.tolist(), spans.last_S.tolist()))
+    return [Ratio("decoding against a loop over starts", mine / 5, theirs, f"same spans: {same}")]
+
+
+def forward_pass(task: str, rows: int) -> list[Ratio]:
+    """A whole probe run (one model, no controls) and one with controls, over the bare forward pass."""
+    from budwood.capture.features import Ask, open_reading
+    from budwood.config.probe import ProbeConfig
+    from budwood.data.batch import budget_batches
+    from budwood.data.source import load_task
+    from budwood.studies.verbs import run_verb
+
+    with tempfile.TemporaryDirectory() as place:
+        import os
+
+        os.environ["BUDWOOD_CACHE"] = f"{place}/cache"
+        model = str(SHARED / "models" / "all-MiniLM-L6-v2")
+        data = {"task": task, "data_dir": (SHARED / "data",), "limit": rows, "limit_eval": rows // 4, "threads": 1}
+        plain = ProbeConfig(**data, controls=False, progress="none", out=Path(place) / "plain")
+        whole = load_task(plain)
+        read = open_reading(Ask(model, {**data, "data_dir": [str(SHARED / "data")]}, "train", "cls"), whole)
+
+        def bare() -> None:
+            with torch.inference_mode():
+                for split in ("train", whole.reported):
+                    encoded = read.encode(whole.rows(split))
+                    feed = read.feed(encoded)
+                    for index in budget_batches(encoded.lengths_N):
+                        read.loaded.model.base_model(**feed(index).inputs)
+
+        alone, _ = cpu(bare)
+        single, _ = cpu(lambda: run_verb("probe", plain, [model]))
+        more = plain.model_copy(update={"controls": True, "out": Path(place) / "more"})
+        both, _ = cpu(lambda: run_verb("probe", more, [model]))  # its features are there; the random encoder's are not
+        return [
+            Ratio(f"probes of all layers over the forward pass, {task}", alone, single),
+            Ratio(f"controls over a single probe, {task}", single, both, "random encoder's pass included"),
+        ]
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    wanted = sys.argv[1:] or ["solver", "decode", "pass"]
+    found: list[Ratio] = []
+    if "solver" in wanted:
+        found += solver()
+    if "decode" in wanted:
+        found += decode()
+    if "pass" in wanted and SHARED.exists():
+        found += forward_pass("sst2", 2000) + forward_pass("agnews", 2000)
+    for ratio in found:
+        print(ratio)

@@ -1,0 +1,83 @@
+"""`budwood probe`, `budwood probe predict`, `budwood probe evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from budwood.cli.show import grid, serve
+from budwood.config.probe import ProbeConfig
+from budwood.errors import ConfigError
+
+
+def register(app: App) -> None:
+    """Add the verbs."""
+
+    @app.command
+    def probe(*models: str, settings: Annotated[ProbeConfig, Parameter(name="*")]) -> int:
+        """A probe on every layer of every model given, for tasks with labels, token labels or answer spans.
+
+        Parameters
+        ----------
+        models
+            One or more models: pretrained, fine-tuned runs, any checkpoint.
+        """
+        if not models:
+            raise ConfigError("`budwood probe` needs at least one model, such as tiny-bert or a run.")
+        code = serve("probe", settings, list(models))
+        _tell(settings, models)
+        return code
+
+    @app.command(name="probe-predict")
+    def probe_predict(run: Path, *, task: str | None = None, split: str | None = None) -> int:
+        """Apply the saved probes of a run; answers go to RUN/predictions-TASK-SPLIT.
+
+        Parameters
+        ----------
+        run
+            A finished probe run.
+        task
+            Another task with the same labels; default: the run's own.
+        split
+            Split to answer; default: the reported one.
+        """
+        from budwood.methods.probe.saved import predict
+
+        print(f"in {predict(run, task, split)}")
+        return 0
+
+    @app.command(name="probe-evaluate")
+    def probe_evaluate(*places: Path) -> int:
+        """Score the predictions of probe runs; writes results.csv beside each set of predictions.
+
+        Parameters
+        ----------
+        places
+            Probe runs, or folders that hold some.
+        """
+        from budwood.methods.probe.saved import evaluate
+
+        rows = evaluate(places)
+        columns = [c for c in rows[0] if c not in ("place",)]
+        print(grid(rows, columns))
+        return 0
+
+
+def _tell(settings: ProbeConfig, models: tuple[str, ...]) -> None:
+    """The table of layers, for people."""
+    if settings.json_output or settings.dry_run or settings.print_config:
+        return
+    from budwood.studies.verbs import run_verb
+
+    metrics = run_verb("probe", settings, list(models)).metrics
+    columns = ["model", "layer", "score", "low", "high", "selectivity", "compression", "control_compression"]
+    rows = [{"model": r["model"], **x} for r in metrics["results"] for x in r["layers"]]
+    print("\n" + grid(rows, [c for c in columns if any(r.get(c) is not None for r in rows)]))
+    known = metrics["baselines"]
+    lines = [f"{k.replace('_', ' ')} {v:.4g}" for k, v in known.items() if isinstance(v, float)]
+    if "random_encoder" in known:
+        lines.append(f"random encoder at most {max(known['random_encoder']):.4g}")
+    heads = [f"{r['model']} {r['head_score']:.4g}" for r in metrics["results"] if r["head_score"] is not None]
+    print("\nbaselines: " + ", ".join(lines) + (f"; own head: {', '.join(heads)}" if heads else ""))

@@ -1,0 +1,53 @@
+"""Scores by layer: a map of models and layers, lines with bands, and the difference of two models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def layer_map(axes: Any, names: Sequence[str], score_ML: Sequence[Sequence[float]], title: str) -> dict[str, list[Any]]:
+    """One cell per model (row) and layer (column) with its score written in; returns the numbers drawn."""
+    depth = max(map(len, score_ML))
+    grid = np.full((len(names), depth), np.nan)
+    for m, scores in enumerate(score_ML):
+        grid[m, : len(scores)] = scores
+    percent = bool(np.nanmax(np.abs(grid)) > 1.5)
+    image = axes.imshow(grid, aspect="auto", cmap="cividis")
+    middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
+    for (m, layer), value in np.ndenumerate(grid):
+        if np.isfinite(value):
+            text = f"{value:.1f}" if percent else f"{value:.2f}"
+            axes.text(layer, m, text, ha="center", va="center", color="white" if value < middle else "black", size=8)
+    axes.set_xticks(range(depth), ["emb", *map(str, range(1, depth))])
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="layer", title=title)
+    axes.grid(visible=False)
+    axes.figure.colorbar(image, ax=axes, shrink=0.8)
+    cells = [(n, layer, float(v)) for n, scores in zip(names, score_ML) for layer, v in enumerate(scores)]
+    return {"model": [c[0] for c in cells], "layer": [c[1] for c in cells], "score": [c[2] for c in cells]}
+
+
+def layer_lines(axes: Any, lines: Sequence[dict[str, Any]], flat: dict[str, float], title: str) -> dict[str, list[Any]]:
+    """One line per model with the band of its resampled fits, and a dashed line per baseline; returns the numbers."""
+    table: dict[str, list[Any]] = {"line": [], "layer": [], "score": [], "low": [], "high": []}
+    for line in lines:
+        layers, score = line["layer"], line["score"]
+        drawn = axes.plot(layers, score, marker="o", markersize=3.5, label=line["name"])
+        if line.get("low"):
+            axes.fill_between(layers, line["low"], line["high"], alpha=0.18, color=drawn[0].get_color(), linewidth=0)
+        for i, layer in enumerate(layers):
+            table["line"].append(line["name"])
+            table["layer"].append(layer)
+            table["score"].append(score[i])
+            table["low"].append(line["low"][i] if line.get("low") else "")
+            table["high"].append(line["high"][i] if line.get("high") else "")
+    for name, value in flat.items():
+        axes.axhline(value, linestyle="--", linewidth=1, color="#8a8f99")
+        axes.annotate(name, (1.0, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", size=8)
+    axes.set(xlabel="layer (0 = embeddings)", ylabel="score", title=title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize=8)
+    return table

@@ -1,0 +1,1 @@
+"""Probes on every layer: label, token and span probes with their controls."""

@@ -1,0 +1,118 @@
+"""Label and token probes of one layer: cross-validated, resampled, controlled and coded, as columns of few solves.
+
+Shapes: N states, D features, K classes, R resamples, S costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budwood.config.probe import ProbeConfig
+from budwood.linalg.softmax import Problems, cross_validate, solve
+from budwood.methods.probe.code import folds_by_document, online_code, resamples, shuffled
+from budwood.methods.probe.side import Side
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A layer's probe in the space of raw states, and what it says of the reported split."""
+
+    weight_KD: Tensor
+    bias_K: Tensor
+    cost: float
+    cv: float
+    logits_NK: np.ndarray
+    repeats_RN: np.ndarray  # predictions of probes fitted on resampled documents
+    control_N: np.ndarray | None  # predictions of the control probe
+    bits: float | None
+    control_bits: float | None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Train-only standardisation of one layer."""
+
+    mean_D: Tensor
+    spread_D: Tensor
+
+    @classmethod
+    def of(cls, x_ND: Tensor) -> Scale:
+        """Mean and spread of every feature; a feature that never moves is left alone."""
+        spread_D = x_ND.std(0, correction=0)
+        return cls(x_ND.mean(0), torch.where(spread_D > 1e-7 * spread_D.max().clamp_min(1e-30), spread_D, 1.0))
+
+    def __call__(self, x_ND: Tensor) -> Tensor:
+        """Standardised states."""
+        return (x_ND - self.mean_D) / self.spread_D
+
+    def raw(self, weight_KD: Tensor, bias_K: Tensor) -> tuple[Tensor, Tensor]:
+        """The same probe for states that are not standardised."""
+        weight_KD = weight_KD / self.spread_D
+        return weight_KD, bias_K - weight_KD @ self.mean_D.to(weight_KD)
+
+
+def fit(x_ND: Tensor, train: Side, test_ND: Tensor, cfg: ProbeConfig, classes: int, controls: bool) -> Fitted:
+    """The probe of one layer; `test_ND` are the reported split's states."""
+    scale = Scale.of(x_ND)
+    x_ND, test_ND = scale(x_ND), scale(test_ND)
+    fold_N = folds_by_document(train.label_M, train.document_M, cfg.folds)
+    chosen = cross_validate(x_ND, train.label_M, classes, cfg.costs, fold_N)
+    repeats_RN, control_N = _further(x_ND, train, test_ND, cfg, classes, chosen.cost, controls)
+    bits = control_bits = None
+    if controls:
+        bits = code_length(x_ND, train.label_M, train.document_M, cfg, classes)
+        control_bits = code_length(x_ND, train.control_M, train.document_M, cfg, classes)
+    weight_KD, bias_K = scale.raw(chosen.weight_KD, chosen.bias_K)
+    return Fitted(
+        weight_KD,
+        bias_K,
+        chosen.cost,
+        float(chosen.score_SF.mean(1)[chosen.best]),
+        chosen.solution.logits(test_ND, [(chosen.best, 0)])[0].numpy(),
+        repeats_RN,
+        control_N,
+        bits,
+        control_bits,
+    )
+
+
+def _further(
+    x_ND: Tensor, train: Side, test_ND: Tensor, cfg: ProbeConfig, classes: int, cost: float, controls: bool
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Predictions of probes on resampled documents and of the control probe, all solved together."""
+    count = cfg.repeats if controls else 0
+    weight_RN = np.concatenate([np.ones((1, len(x_ND))), resamples(train.document_M, cfg.repeats, cfg.seed)])
+    rows = [*range(1, count + 1), *([0] if controls else [])]
+    if not rows:
+        return np.empty((0, len(test_ND)), dtype=np.int64), None
+    problems = Problems(
+        torch.from_numpy(np.stack([train.label_M, train.control_M])),
+        torch.from_numpy(weight_RN).float(),
+        torch.tensor([0] * count + [1]),
+        torch.tensor(rows),
+        torch.full((1, len(rows)), cost, dtype=torch.float64),
+        classes,
+    )
+    guess_PN = solve(x_ND, problems, 1e-7).logits(test_ND, [(0, p) for p in range(len(rows))]).argmax(2).numpy()
+    return guess_PN[:count], guess_PN[-1]
+
+
+def code_length(x_ND: Tensor, label_N: np.ndarray, document_N: np.ndarray, cfg: ProbeConfig, classes: int) -> float:
+    """Bits of the labels in the online code; portions go by whole documents in a seeded order."""
+    order = shuffled(document_N, cfg.seed)
+    x_ND, y_N = x_ND[torch.from_numpy(order)], torch.from_numpy(label_N[order])
+    costs = torch.tensor(sorted(cfg.costs), dtype=torch.float64)[:, None]
+    zero = torch.zeros(1, dtype=torch.long)
+
+    def learn(known: int, following: int) -> np.ndarray:
+        problems = Problems(y_N[None, :known], torch.ones(1, known), zero, zero, costs, classes, True)
+        found = solve(x_ND[:known], problems, 1e-6)
+        logits_SNK = found.logits(x_ND[known:following], [(s, 0) for s in range(len(costs))]).double()
+        gold = y_N[known:following].expand(len(costs), -1)[..., None]
+        return -logits_SNK.log_softmax(2).gather(2, gold)[..., 0].numpy() / np.log(2)
+
+    return online_code(np.full(len(y_N), np.log2(classes)), learn)

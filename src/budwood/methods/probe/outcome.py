@@ -1,0 +1,149 @@
+"""What a probe run leaves behind: probes, predictions, a table and figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import save_file
+
+from budwood.capture.features import Ask, Stored, config_of, open_reading
+from budwood.data.span_decode import SpanPredictions
+from budwood.data.task import Task
+from budwood.figures.layers import layer_lines, layer_map
+from budwood.figures.save import drawing, save
+from budwood.methods.probe.labels import Fitted
+from budwood.methods.probe.side import Side, kind_of
+from budwood.methods.probe.spans import SpanFit
+from budwood.methods.session import Session
+from budwood.models.load import model_hash
+from budwood.models.reference import ModelRef
+from budwood.store.files import read_json, write_json, write_text, writing
+
+COLUMNS = ("layer", "score", "low", "high", "selectivity", "compression", "control_compression", "C")
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where one model's probes and predictions go."""
+
+    run: Path
+    name: str
+
+    def probe(self, layer: int) -> Path:
+        """Weights of a layer."""
+        return self.run / "probes" / self.name / f"layer_{layer:02d}.safetensors"
+
+    def predictions(self, layer: int, folder: str = "predictions") -> Path:
+        """Predictions of a layer, without suffix."""
+        return self.run / folder / self.name / f"layer_{layer:02d}"
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Rows as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), extrasaction="ignore", lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _save(path: Path, tensors: dict[str, Any], facts: dict[str, Any]) -> None:
+    with writing(path) as part:
+        save_file({k: v.float().contiguous() for k, v in tensors.items()}, part, {"probe": json.dumps(facts)})
+
+
+def keep_labels(
+    home: Home, layer: int, found: Fitted, task: Task, test: Side, guess_M: np.ndarray, pvi_M: np.ndarray | None
+) -> None:
+    """A label or token probe and its predictions."""
+    _save(home.probe(layer), {"weight": found.weight_KD, "bias": found.bias_K}, {"C": found.cost, "kind": task.kind})
+    keep_guesses(home.predictions(layer), task, test, guess_M, pvi_M)
+
+
+def keep_guesses(stem: Path, task: Task, test: Side, guess_M: np.ndarray, pvi_M: np.ndarray | None = None) -> None:
+    """Predicted labels as JSON (by row id; a list for tokens) and CSV (one line per prediction)."""
+    names, rows = task.labels, test.rows
+    given: dict[str, Any] = {}
+    lines = []
+    for m, (row, guess) in enumerate(zip(test.row_M, guess_M)):
+        if task.kind == "tokens":
+            given.setdefault(rows[row].id, []).append(names[guess])
+        else:
+            given[rows[row].id] = names[guess]
+        line = {"id": rows[row].id, "label": names[test.label_M[m]], "predicted": names[guess]}
+        lines.append(line if pvi_M is None else {**line, "pvi_bits": f"{pvi_M[m]:.6g}"})
+    write_json(stem.with_suffix(".json"), given)
+    write_text(stem.with_suffix(".csv"), table(lines, list(lines[0])))
+
+
+def keep_span(home: Home, layer: int, found: SpanFit, answers: dict[str, str], said: SpanPredictions) -> None:
+    """A span probe and its answers."""
+    facts = {"C": found.cost, "kind": "span", "threshold": found.threshold}
+    _save(home.probe(layer), {"weight": found.weight_2D}, facts)
+    keep_answers(home.predictions(layer), answers, said)
+
+
+def keep_answers(stem: Path, answers: dict[str, str], said: SpanPredictions) -> None:
+    """Answers as JSON and as CSV with the null odds."""
+    write_json(stem.with_suffix(".json"), answers)
+    lines = [{"Id": i, "Predicted": a, "null_odds": f"{said.null_odds[i]:.6g}"} for i, a in answers.items()]
+    write_text(stem.with_suffix(".csv"), table(lines, ("Id", "Predicted", "null_odds")))
+
+
+def keep_index(session: Session, ref: ModelRef, home: Home, stored: Stored) -> None:
+    """probes/index.json: which model, states and task every folder of probes belongs to."""
+    path = session.run.file("probes", "index.json")
+    known = read_json(path) if path.exists() else {}
+    ask = Ask(ref.text, config_of(session.cfg), "train", kind_of(session.cfg, session.task, ref))
+    known[home.name] = {
+        "model": ref.text,
+        "model_hash": model_hash(open_reading(ask, session.task).loaded.model),
+        "states": ask.kind,
+        "layers": stored.layers,
+        "task": session.task.name,
+        "labels": list(session.task.labels),
+        "settings": dict(ask.settings),
+        "decode": session.cfg.decode,
+    }
+    write_json(path, known)
+
+
+def draw(session: Session, results: list[dict[str, Any]], baselines: dict[str, Any]) -> None:
+    """results.csv, the heat map, the lines with bands, and the difference of two models where asked for."""
+    rows = [{"model": r["model"], **layer} for r in results for layer in r["layers"]]
+    extra = [k for k in rows[0] if k not in COLUMNS and k not in ("model", "repeats")]
+    write_text(session.run.file("results.csv"), table(rows, ("model", *COLUMNS, *extra)))
+    names = [Path(r["model"]).name for r in results]
+    task = session.task.name
+    scores = [[x["score"] for x in r["layers"]] for r in results]
+    with drawing(7.0, 1.6 + 0.5 * len(names)) as axes:
+        save(
+            axes.figure, session.run.file("figures", "map"), layer_map(axes, names, scores, f"{task}: probes by layer")
+        )
+    lines = [_line(name, r["layers"]) for name, r in zip(names, results)]
+    if "random_encoder" in baselines:
+        numbers = [x["layer"] for x in results[0]["layers"]][: len(baselines["random_encoder"])]
+        lines.append({"name": "random encoder", "layer": numbers, "score": baselines["random_encoder"]})
+    flat = {k.replace("_", " "): v for k, v in baselines.items() if isinstance(v, float)}
+    with drawing() as axes:
+        drawn = layer_lines(axes, lines, flat, f"{task}: score by layer")
+        save(axes.figure, session.run.file("figures", "layers"), drawn)
+    if session.cfg.compare:
+        gap = [[b - a for a, b in zip(*scores)]]
+        with drawing(7.0, 2.1) as axes:
+            drawn = layer_map(axes, [f"{names[1]} - {names[0]}"], gap, f"{task}: difference")
+            save(axes.figure, session.run.file("figures", "difference"), drawn)
+
+
+def _line(name: str, layers: list[dict[str, Any]]) -> dict[str, Any]:
+    line = {"name": name, "layer": [x["layer"] for x in layers], "score": [x["score"] for x in layers]}
+    if layers[0].get("repeats"):
+        line |= {"low": [min(x["repeats"]) for x in layers], "high": [max(x["repeats"]) for x in layers]}
+    return line

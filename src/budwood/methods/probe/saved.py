@@ -1,0 +1,117 @@
+"""Saved probes applied to rows later, and predictions scored later: `probe predict`, `probe evaluate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from budwood.capture.features import Ask, open_reading, store
+from budwood.config.probe import FeatureConfig, ProbeConfig
+from budwood.data.source import load_task
+from budwood.data.squad import squad_scores
+from budwood.data.task import Task
+from budwood.errors import DataError, ModelError, StoreError
+from budwood.methods.probe import spans
+from budwood.methods.probe.outcome import Home, keep_answers, keep_guesses, table
+from budwood.methods.probe.side import Side, dressed
+from budwood.models.load import model_hash
+from budwood.store.files import read_json, write_json, write_text
+
+
+def predict(run: Path, task: str | None = None, split: str | None = None) -> Path:
+    """Apply every probe of a run to a split; returns the folder of predictions."""
+    index_path = run / "probes" / "index.json"
+    if not index_path.exists():
+        raise StoreError(f"{run} holds no saved probes (no probes/index.json). Give a finished `budwood probe` run.")
+    folder = ""
+    for name, facts in read_json(index_path).items():
+        home = Home(run, name)
+        settings = {**facts["settings"], **({"task": task} if task else {})}
+        rows = load_task(FeatureConfig(**settings))
+        if list(rows.labels) != facts["labels"]:
+            raise DataError(
+                f"The probes of {run} tell apart {', '.join(facts['labels']) or 'spans'}; task '{rows.name}' has "
+                f"{', '.join(rows.labels) or 'no labels'}. Give a task with the same labels."
+            )
+        chosen = split or rows.reported
+        folder = f"predictions-{rows.name}-{chosen}"
+        ask = Ask(facts["model"], settings, chosen, facts["states"])
+        _same_model(ask, rows, facts)
+        side = dressed(store(ask, rows), rows, chosen, 0)
+        for layer in range(facts["layers"]):
+            if home.probe(layer).exists():
+                _apply(home, layer, folder, rows, side, facts)
+        write_json(run / folder / "about.json", {"task": rows.name, "split": chosen, "settings": settings})
+    return run / folder
+
+
+def _same_model(ask: Ask, task: Task, facts: dict[str, Any]) -> None:
+    now = model_hash(open_reading(ask, task).loaded.model)
+    if now != facts["model_hash"]:
+        raise ModelError(
+            f"'{facts['model']}' is not the model these probes were trained on: its weights have the hash {now[:12]}, "
+            f"the probes' model {facts['model_hash'][:12]}. Restore the model, or train the probes again."
+        )
+
+
+def _apply(home: Home, layer: int, folder: str, task: Task, side: Side, facts: dict[str, Any]) -> None:
+    with safe_open(home.probe(layer), "pt") as f:
+        about = json.loads(f.metadata()["probe"])
+        weight, bias = f.get_tensor("weight"), f.get_tensor("bias") if "bias" in f.keys() else None  # noqa: SIM118
+    x_MD, stem = side.stored.layer(layer), home.predictions(layer, folder)
+    if bias is None:
+        cfg = ProbeConfig(**facts["settings"], decode=facts["decode"])
+        said = spans.decode(weight, x_MD, side, cfg)
+        keep_answers(stem, spans.thresholded(said, about["threshold"]), said)
+        return
+    logits = x_MD @ weight.T + bias
+    guess = (logits[:, 0] > 0).long() if len(bias) == 1 else logits.argmax(1)
+    keep_guesses(stem, task, side, guess.numpy())
+
+
+def evaluate(places: Sequence[Path]) -> list[dict[str, Any]]:
+    """One row per set of predictions and layer; results.csv beside every set."""
+    sets = sorted({p.parent for place in places for p in place.rglob("predictions*/**/layer_*.json")})
+    if not sets:
+        given = ", ".join(map(str, places)) or "nothing"
+        raise StoreError(f"No predictions of probes were found under {given}. Give a `budwood probe` run or a folder.")
+    out: list[dict[str, Any]] = []
+    for home in sets:
+        rows = _evaluate_set(home)
+        write_text(home / "results.csv", table(rows, list(rows[0])))
+        out += rows
+    return out
+
+
+def _evaluate_set(home: Path) -> list[dict[str, Any]]:
+    run, about = home.parents[1], home.parent / "about.json"
+    facts = read_json(run / "probes" / "index.json")[home.name]
+    settings = read_json(about)["settings"] if about.exists() else facts["settings"]
+    task = load_task(FeatureConfig(**settings))
+    split = read_json(about)["split"] if about.exists() else task.reported
+    out = []
+    for path in sorted(home.glob("layer_*.json")):
+        given = read_json(path)
+        row: dict[str, Any] = {"run": run.name, "set": home.parent.name, "probes": home.name}
+        row["layer"] = int(path.stem.split("_")[1])
+        out.append({**row, **_scores(task, split, given)})
+    return out
+
+
+def _scores(task: Task, split: str, given: dict[str, Any]) -> dict[str, float]:
+    rows = task.rows(split)
+    if task.kind == "span":
+        found = squad_scores(rows, given)
+        names = ("exact", "f1", "NoAns_exact", "NoAns_f1", "HasAns_exact", "HasAns_f1")
+        return {n: round(float(found[n]), 4) for n in names}
+    gold = {r.id: r.label for r in rows}
+    pairs = [
+        (said, task.labels[label])
+        for i, guess in given.items()
+        for said, label in (zip(guess, gold[i]) if isinstance(gold[i], tuple) else [(guess, gold[i])])
+    ]
+    return {"accuracy": sum(a == b for a, b in pairs) / len(pairs), "n": len(pairs)}

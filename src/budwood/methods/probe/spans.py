@@ -1,0 +1,165 @@
+"""Span probes of one layer: start and end of an answer by a softmax over the tokens of each window.
+
+The cost is chosen by the loss and the null threshold by F1 on rows that are neither trained on nor reported.
+Shapes: M allowed tokens of all windows, W windows, D features, N questions, S costs, R resamples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budwood.config.probe import ProbeConfig
+from budwood.data.batch import Features, seed_of
+from budwood.data.span_decode import ORIGINAL, SpanPredictions, SpanRule, decode_hf, decode_original
+from budwood.data.squad import best_threshold, question_scores
+from budwood.data.task import Row
+from budwood.linalg.choice import Choices, log_chances, solve_choices
+from budwood.methods.probe.code import online_code, resamples, shuffled
+from budwood.methods.probe.labels import Scale
+from budwood.methods.probe.side import Side
+
+ENDS = ("start", "end")
+
+
+@dataclass(frozen=True)
+class SpanFit:
+    """A layer's start and end vectors in the space of raw states, its threshold, and the fits beside it."""
+
+    weight_2D: Tensor
+    cost: float
+    threshold: float
+    train_loss: float
+    repeats: tuple[Tensor, ...]  # fitted on resampled documents
+    control_2D: Tensor | None  # fitted on random tokens
+    bits: float | None
+    control_bits: float | None
+    uniform_bits: float
+
+
+def gold(encoded: Features) -> np.ndarray:
+    """gold_2W: flat index, among allowed tokens, of every window's start and end."""
+    place_M = np.cumsum(encoded.ragged["allowed"] != 0) - 1
+    return np.stack([place_M[encoded.offsets_N1[:-1] + encoded.fixed[e]] for e in ENDS])
+
+
+def control_gold(side: Side, seed: int) -> np.ndarray:
+    """A fixed random allowed token of every window, for start and for end."""
+    starts_W, size_W = side.stored.offsets_N1[:-1], np.diff(side.stored.offsets_N1)
+    ids = side.stored.encoded.ids
+    draw_2W = np.array([[seed_of(seed, "control", e, i) / 2**63 for i in ids] for e in ENDS])
+    return starts_W + np.minimum((draw_2W * size_W).astype(np.int64), size_W - 1)
+
+
+def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig, controls: bool) -> SpanFit:
+    """The probe of one layer; cost and threshold come from `tune`."""
+    scale = Scale.of(x_MD)
+    x_MD, tuned_MD = scale(x_MD), scale(tune_MD)
+    encoded, starts_W = train.stored.encoded, train.stored.offsets_N1[:-1]
+    gold_YW = np.concatenate([gold(encoded), control_gold(train, cfg.seed)])
+    costs = np.array(sorted(cfg.costs))
+    one_W = np.ones((1, len(starts_W)))
+    path = Choices(starts_W, gold_YW, one_W, np.array([0, 1]), np.zeros(2, int), costs[:, None].repeat(2, 1))
+    found = solve_choices(x_MD, path)
+    loss_S = _loss(found.weight_SPD, tuned_MD, tune.stored.offsets_N1[:-1], gold(tune.stored.encoded))
+    best = int(loss_S.argmin())
+    pair_2D = found.weight_SPD[best]
+    train_loss = float(_loss(pair_2D[None], x_MD, starts_W, gold_YW[:2])[0])
+    raw = lambda w: (w / scale.spread_D.double()).float()  # noqa: E731
+    threshold = _threshold(raw(pair_2D), tune_MD, tune, cfg)
+    document_W = train.document_M[starts_W]
+    weight_RW = np.concatenate([one_W, resamples(document_W, cfg.repeats, cfg.seed)])
+    more: list[Tensor] = []
+    bits = control_bits = None
+    if controls:
+        rows_P = np.concatenate([np.repeat(np.arange(1, cfg.repeats + 1), 2), [0, 0]])
+        gold_P = np.concatenate([np.tile([0, 1], cfg.repeats), [2, 3]])
+        extra = Choices(starts_W, gold_YW, weight_RW, gold_P, rows_P, np.full((1, len(rows_P)), costs[best]))
+        more = [raw(w) for w in solve_choices(x_MD, extra, 1e-6).weight_SPD[0].split(2)]
+        bits, control_bits = (code_length(x_MD, train, gold_YW[i : i + 2], costs, cfg) for i in (0, 2))
+    uniform = float(2 * np.log2(np.diff(train.stored.offsets_N1)).sum())
+    return SpanFit(
+        raw(pair_2D),
+        float(costs[best]),
+        threshold,
+        train_loss,
+        tuple(more[:-1]),
+        more[-1] if more else None,
+        bits,
+        control_bits,
+        uniform,
+    )
+
+
+def _loss(weight_S2D: Tensor, x_MD: Tensor, starts_W: np.ndarray, gold_2W: np.ndarray) -> np.ndarray:
+    """Mean loss of start and end at every cost."""
+    out = []
+    for weight_2D in weight_S2D:
+        log_2M = log_chances((weight_2D.float() @ x_MD.T).double().numpy(), starts_W)
+        out.append(-np.take_along_axis(log_2M, gold_2W, axis=1).mean())
+    return np.array(out)
+
+
+def right_share(weight_2D: Tensor, x_MD: Tensor, side: Side, gold_2W: np.ndarray) -> float:
+    """Share of windows whose start and end score highest, the mean of both."""
+    score_2M = (weight_2D @ x_MD.T).numpy()
+    starts_W = side.stored.offsets_N1[:-1]
+    peak_2W = np.maximum.reduceat(score_2M, starts_W, axis=1)
+    return float((np.take_along_axis(score_2M, gold_2W, axis=1) >= peak_2W).mean())
+
+
+def decode(weight_2D: Tensor, x_MD: Tensor, side: Side, cfg: ProbeConfig, threshold: float = 0.0) -> SpanPredictions:
+    """Answers of a probe by the rule asked for."""
+    encoded = side.stored.encoded
+    allowed = encoded.ragged["allowed"] != 0
+    score_2M = np.full((2, len(allowed)), -np.inf, dtype=np.float32)
+    score_2M[:, allowed] = (weight_2D.float() @ x_MD.T).numpy()
+    if cfg.decode == "original":
+        return decode_original(encoded, side.rows, *score_2M, ORIGINAL)
+    return decode_hf(encoded, side.rows, *score_2M, SpanRule(cfg.max_answer_length, cfg.n_best_size, threshold))
+
+
+def thresholded(found: SpanPredictions, threshold: float) -> dict[str, str]:
+    """Answers where the null odds do not exceed the threshold."""
+    return {i: "" if found.null_odds[i] > threshold else text for i, text in found.best.items()}
+
+
+def _threshold(weight_2D: Tensor, x_MD: Tensor, side: Side, cfg: ProbeConfig) -> float:
+    """The threshold with the best F1 on the rows of `side`, by one sort."""
+    found = decode(weight_2D, x_MD, side, cfg)
+    score_N = question_scores(side.rows, found.best)[1]
+    none_N = np.array([float(not r.answers) for r in side.rows])
+    return best_threshold(score_N, none_N, np.array([found.null_odds[r.id] for r in side.rows]))[1]
+
+
+def code_length(x_MD: Tensor, train: Side, gold_2W: np.ndarray, costs: np.ndarray, cfg: ProbeConfig) -> float:
+    """Bits of starts and ends in the online code over windows."""
+    offsets_N1 = train.stored.offsets_N1
+    order_W = shuffled(train.document_M[offsets_N1[:-1]], cfg.seed)
+    size_W = np.diff(offsets_N1)[order_W]
+    starts_W = np.cumsum(size_W) - size_W
+    at_M = np.arange(int(size_W.sum())) + np.repeat(offsets_N1[:-1][order_W] - starts_W, size_W)
+    x_MD = x_MD[torch.from_numpy(at_M)]
+    gold_2W = gold_2W[:, order_W] - offsets_N1[:-1][order_W] + starts_W
+
+    def learn(known: int, following: int) -> np.ndarray:
+        edge = int(starts_W[known])
+        last = int(starts_W[following]) if following < len(starts_W) else len(x_MD)
+        known_2W, one = gold_2W[:, :known], np.ones((1, known))
+        path = Choices(starts_W[:known], known_2W, one, np.array([0, 1]), np.zeros(2, int), costs[:, None].repeat(2, 1))
+        weight_S2D = solve_choices(x_MD[:edge], path, 1e-6).weight_SPD
+        score = (weight_S2D.float().flatten(0, 1) @ x_MD[edge:last].T).double().numpy()
+        log_PM = log_chances(score, starts_W[known:following] - edge)
+        asked_PW = np.tile(gold_2W[:, known:following] - edge, (len(costs), 1))
+        bits_PW = -np.take_along_axis(log_PM, asked_PW, axis=1) / np.log(2)
+        return bits_PW.reshape(len(costs), 2, -1).sum(1)
+
+    return online_code(2 * np.log2(size_W), learn)
+
+
+def no_answer(rows: tuple[Row, ...]) -> float:
+    """F1 of never answering, in percent."""
+    return 100.0 * sum(not r.answers for r in rows) / len(rows)

@@ -1,0 +1,137 @@
+"""The verb from end to end on few rows, its pieces against slow versions, and bad input."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from budwood.config.probe import ProbeConfig
+from budwood.errors import BudwoodError, ConfigError, DataError, ModelError, StoreError
+from budwood.linalg.choice import Choices, log_chances, solve_choices
+from budwood.linalg.leace import eraser
+from budwood.linalg.softmax import cross_validate, stratified_folds
+from budwood.methods.probe.code import folds_by_document, online_code, portions, resamples
+from budwood.methods.probe.labels import code_length
+from budwood.methods.probe.saved import evaluate, predict
+from budwood.studies.verbs import run_verb
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("BUDWOOD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def go(place, task, **more):
+    given = {"task": task, "limit": 60, "limit_eval": 40, "costs": (0.01, 0.1), "folds": 2, "repeats": 2, "threads": 1}
+    cfg = ProbeConfig(**{**given, "progress": "none", "out": place / f"run-{task}", **more})
+    return run_verb("probe", cfg, ["tiny-bert"])
+
+
+@pytest.mark.parametrize(("task", "more"), [("tiny-tags", {"erase": True, "pvi": True}), ("tiny-qa", {})])
+def test_a_run_and_what_can_be_done_with_it_later(place, task, more):
+    result = go(place, task, layers=(0, 3), **more)
+    (found,) = result.metrics["results"]
+    assert [x["layer"] for x in found["layers"]] == [0, 3]
+    assert {"score", "low", "high", "selectivity", "compression"} <= set(found["layers"][0])
+    assert all(x["low"] <= x["score"] <= x["high"] for x in found["layers"])
+    assert len(result.metrics["baselines"]["random_encoder"]) == 2 and result.metrics["baselines"]["majority"] > 0
+    assert (result.run / "figures" / "map.png").exists() and (result.run / "figures" / "layers.svg").exists()
+    first = json.loads((result.run / "predictions" / "0-tiny-bert" / "layer_03.json").read_text())
+    again = predict(result.run)
+    assert json.loads((again / "0-tiny-bert" / "layer_03.json").read_text()) == first
+    rows = evaluate([place])
+    assert {r["layer"] for r in rows} == {0, 3} and len(rows) == 4
+    index = result.run / "probes" / "index.json"
+    index.write_text(index.read_text().replace('"model_hash": "', '"model_hash": "x'))
+    with pytest.raises(ModelError, match="is not the model these probes were trained on"):
+        predict(result.run)
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "kind", "words"),
+    [
+        ("tiny-topic", {"layers": (9,)}, ConfigError, "layer 9, and this model has layers 0 .embeddings. to 4"),
+        ("tiny-text", {}, ConfigError, "has no labels for a probe"),
+        ("tiny-topic", {"limit": 3, "folds": 5}, DataError, "cannot make 5 folds"),
+        ("tiny-topic", {"compare": True}, ConfigError, "difference of two models; 1 were given"),
+    ],
+)
+def test_bad_input_is_told(place, task, more, kind, words):
+    with pytest.raises(kind, match=words):
+        go(place, task, **more)
+
+
+def test_no_probes_no_predictions(place):
+    with pytest.raises(StoreError, match="holds no saved probes"):
+        predict(place)
+    with pytest.raises(BudwoodError, match="No predictions of probes"):
+        evaluate([place])
+
+
+def windows(seed=0, count=60, width=5):
+    rng = np.random.default_rng(seed)
+    size_W = rng.integers(2, 9, count)
+    starts_W = np.cumsum(size_W) - size_W
+    x_MD = torch.from_numpy(rng.normal(size=(int(size_W.sum()), width))).float()
+    return x_MD, starts_W, starts_W + rng.integers(0, size_W)
+
+
+def test_choices_reach_the_optimum_that_autograd_finds():
+    x_MD, starts_W, gold_W = windows()
+    one = np.ones((1, len(starts_W)))
+    problem = Choices(starts_W, gold_W[None], one, np.array([0]), np.array([0]), np.array([[0.05], [0.5]]))
+    found = solve_choices(x_MD, problem)
+    weight = found.weight_SPD[-1, 0].clone().requires_grad_()
+    score_M = x_MD.double() @ weight
+    parts = score_M.tensor_split(torch.from_numpy(starts_W[1:]))
+    loss = sum(p.logsumexp(0) for p in parts) - score_M[torch.from_numpy(gold_W)].sum()
+    value = loss / len(starts_W) + weight.square().sum() / (2 * 0.5 * len(starts_W))
+    (slope,) = torch.autograd.grad(value, weight)
+    assert float(value) == pytest.approx(float(found.objective_SP[-1, 0]), rel=1e-9)
+    assert float(slope.abs().max()) < 1e-4
+
+
+def test_shifting_all_scores_of_a_window_changes_nothing():
+    score = np.random.default_rng(0).normal(size=(2, 7))
+    starts = np.array([0, 3])
+    moved = score + np.repeat([[5.0, -3.0]], 2, 0)[:, [0, 0, 0, 1, 1, 1, 1]]
+    np.testing.assert_allclose(log_chances(moved, starts), log_chances(score, starts), atol=1e-12)
+
+
+def test_description_length_tells_random_labels_from_easy_ones():
+    rng = np.random.default_rng(0)
+    x_ND = torch.from_numpy(rng.normal(size=(600, 8))).float()
+    cfg = ProbeConfig(task="tiny-topic", costs=(1e-4, 1e-2, 1.0, 100.0))
+    easy = code_length(x_ND, (x_ND[:, 0] > 0).long().numpy(), np.arange(600), cfg, 2)
+    random = code_length(x_ND, rng.integers(0, 2, 600), np.arange(600), cfg, 2)
+    assert easy <= 0.2 * 600 and random >= 0.98 * 600
+
+
+def test_online_code_of_a_uniform_coder_is_the_uniform_code():
+    assert portions(1000)[0] == 8 and portions(5) == [5]
+    assert online_code(np.full(100, 2.0), lambda n, m: np.full((1, m - n), 2.0)) == pytest.approx(200)
+
+
+def test_folds_and_resamples_keep_documents_whole():
+    document_N = np.repeat(np.arange(10), 3)
+    fold_N = folds_by_document(np.zeros(30, int), document_N, 4)
+    assert all(len(set(fold_N[document_N == d])) == 1 for d in range(10)) and set(fold_N) == {0, 1, 2, 3}
+    weight_RN = resamples(document_N, 5, 0)
+    assert weight_RN.shape == (5, 30) and (weight_RN[:, 0::3] == weight_RN[:, 1::3]).all()
+    assert (weight_RN.sum(1) == 30).all()
+
+
+def test_nothing_linear_is_left_after_leace():
+    rng = np.random.default_rng(0)
+    y_N = rng.integers(0, 3, 300)
+    x_ND = rng.normal(size=(300, 6)) + 2 * np.eye(3, 6)[y_N]
+    mean_D, map_DD = eraser(x_ND, y_N, 3)
+    assert np.linalg.matrix_rank(map_DD, 1e-6) <= 2
+    clean = torch.from_numpy(x_ND - (x_ND - mean_D) @ map_DD)
+    fit = cross_validate(clean, y_N, 3, (1.0,), stratified_folds(y_N, 2))
+    assert float(fit.weight_KD.abs().max()) < 1e-4
