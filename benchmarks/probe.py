@@ -132,7 +132,7 @@ def forward_pass(task: str, rows: int) -> list[Ratio]:
         os.environ["BUDWOOD_CACHE"] = f"{place}/cache"
         model = str(SHARED / "models" / "all-MiniLM-L6-v2")
         data = {"task": task, "data_dir": (SHARED / "data",), "limit": rows, "limit_eval": rows // 4, "threads": 1}
-        plain = ProbeConfig(**data, controls=False, progress="none", out=Path(place) / "plain")
+        plain = ProbeConfig(**data, no_controls=True, progress="none", out=Path(place) / "plain")
         whole = load_task(plain)
         read = open_reading(Ask(model, {**data, "data_dir": [str(SHARED / "data")]}, "train", "cls"), whole)
 
@@ -146,7 +146,7 @@ def forward_pass(task: str, rows: int) -> list[Ratio]:
 
         alone, _ = cpu(bare)
         single, _ = cpu(lambda: run_verb("probe", plain, [model]))
-        more = plain.model_copy(update={"controls": True, "out": Path(place) / "more"})
+        more = plain.model_copy(update={"no_controls": False, "out": Path(place) / "more"})
         both, _ = cpu(lambda: run_verb("probe", more, [model]))  # its features are there; the random encoder's are not
         return [
             Ratio(f"probes of all layers over the forward pass, {task}", alone, single),

@@ -105,11 +105,11 @@ def test_shifting_all_scores_of_a_window_changes_nothing():
 
 def test_description_length_tells_random_labels_from_easy_ones():
     rng = np.random.default_rng(0)
-    x_ND = torch.from_numpy(rng.normal(size=(600, 8))).float()
+    x_ND = torch.from_numpy(rng.normal(size=(1200, 8))).float()
     cfg = ProbeConfig(task="tiny-topic", costs=(1e-4, 1e-2, 1.0, 100.0))
-    easy = code_length(x_ND, (x_ND[:, 0] > 0).long().numpy(), np.arange(600), cfg, 2)
-    random = code_length(x_ND, rng.integers(0, 2, 600), np.arange(600), cfg, 2)
-    assert easy <= 0.2 * 600 and random >= 0.98 * 600
+    easy = code_length(x_ND, (x_ND[:, 0] > 0).long().numpy(), np.arange(1200), cfg, 2)
+    random = code_length(x_ND, rng.integers(0, 2, 1200), np.arange(1200), cfg, 2)
+    assert easy <= 0.2 * 1200 and random >= 0.98 * 1200
 
 
 def test_online_code_of_a_uniform_coder_is_the_uniform_code():
