@@ -92,7 +92,7 @@ def test_choices_reach_the_optimum_that_autograd_finds():
     loss = sum(p.logsumexp(0) for p in parts) - score_M[torch.from_numpy(gold_W)].sum()
     value = loss / len(starts_W) + weight.square().sum() / (2 * 0.5 * len(starts_W))
     (slope,) = torch.autograd.grad(value, weight)
-    assert float(value) == pytest.approx(float(found.objective_SP[-1, 0]), rel=1e-9)
+    assert value.item() == pytest.approx(float(found.objective_SP[-1, 0]), rel=1e-9)
     assert float(slope.abs().max()) < 1e-4
 
 
