@@ -88,11 +88,11 @@ def solver() -> list[Ratio]:
     return out
 
 
-def loop_decode(start_T: np.ndarray, end_T: np.ndarray, first: int, last: int, reach: int = 17) -> tuple[int, int]:
-    """The original's way: a Python loop over starts, keeping the last of equals."""
+def loop_decode(start_T: Any, end_T: Any, first: int, last: int, reach: int = 17) -> tuple[int, int]:
+    """The original's way: a Python loop over starts on tensors, keeping the last of equals."""
     best, pair = -np.inf, (0, 0)
     for j in range(first, last):
-        k = j + int(np.argmax(end_T[j : min(j + reach, last - 1) + 1]))
+        k = j + int(torch.argmax(end_T[j : min(j + reach, last - 1) + 1]))
         if start_T[j] + end_T[k] >= best:
             best, pair = start_T[j] + end_T[k], (j, k)
     return pair
@@ -112,7 +112,7 @@ def decode() -> list[Ratio]:
     ragged = {"input_ids": np.zeros(count * length, np.int32), "allowed": allowed.ravel()}
     features = Features(tuple(map(str, range(count))), offsets, ragged, {"row": np.arange(count)})
     mine, spans = cpu(lambda: [_best_span(features, np.arange(count), start, end, ORIGINAL) for _ in range(5)][0])
-    pieces = [(start[a : a + length], end[a : a + length]) for a in offsets[:-1]]
+    pieces = [tuple(torch.from_numpy(x[a : a + length]) for x in (start, end)) for a in offsets[:-1]]
     theirs, pairs = cpu(lambda: [loop_decode(s, e, lead, length - 1) for s, e in pieces])
     same = pairs == list(zip(spans.first_S.tolist(), spans.last_S.tolist()))
     return [Ratio("decoding against a loop over starts", mine / 5, theirs, f"same spans: {same}")]
@@ -132,7 +132,7 @@ def forward_pass(task: str, rows: int) -> list[Ratio]:
         os.environ["BUDWOOD_CACHE"] = f"{place}/cache"
         model = str(SHARED / "models" / "all-MiniLM-L6-v2")
         data = {"task": task, "data_dir": (SHARED / "data",), "limit": rows, "limit_eval": rows // 4, "threads": 1}
-        plain = ProbeConfig(**data, controls=False, progress="none", out=Path(place) / "plain")
+        plain = ProbeConfig(**data, no_controls=True, progress="none", out=Path(place) / "plain")
         whole = load_task(plain)
         read = open_reading(Ask(model, {**data, "data_dir": [str(SHARED / "data")]}, "train", "cls"), whole)
 
@@ -146,7 +146,7 @@ def forward_pass(task: str, rows: int) -> list[Ratio]:
 
         alone, _ = cpu(bare)
         single, _ = cpu(lambda: run_verb("probe", plain, [model]))
-        more = plain.model_copy(update={"controls": True, "out": Path(place) / "more"})
+        more = plain.model_copy(update={"no_controls": False, "out": Path(place) / "more"})
         both, _ = cpu(lambda: run_verb("probe", more, [model]))  # its features are there; the random encoder's are not
         return [
             Ratio(f"probes of all layers over the forward pass, {task}", alone, single),

@@ -171,7 +171,7 @@ def key_of(read: Reading, rows_digest: str, ask: Ask) -> str:
     """Name of an extraction: everything that changes a number in it."""
     tokenizer = digest(read.loaded.tokenizer.backend_tokenizer.to_str())
     wording = repr((read.mode, read.encoding, read.template))
-    return digest([FORMAT, model_hash(read.loaded.model), tokenizer, wording, rows_digest, ask.kind], 12)
+    return digest([FORMAT, SHARD, model_hash(read.loaded.model), tokenizer, wording, rows_digest, ask.kind], 12)
 
 
 def store(

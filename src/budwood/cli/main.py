@@ -31,8 +31,6 @@ COMMANDS = {
     "inject": ("inject", "teach a new skill while keeping others: EWC, L2, replay, and what each costs"),
     "graft": ("graft", "cut a fine-tuned skill out as a small file: learn, show, overlap, stitch, subtract"),
     "probe": ("probe", "a probe on every layer of every model, with control task, description length and baselines"),
-    "probe-predict": ("probe", "apply the probes of a run to a split; also spelled `probe predict RUN`"),
-    "probe-evaluate": ("probe", "score predictions of one run or a folder of runs; also `probe evaluate RUN|DIR...`"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
     "runs": ("runs", "list runs; with --group mean, spread and median over seeds"),
     "compare": ("compare", "settings and metrics in which two runs differ"),
@@ -41,6 +39,8 @@ COMMANDS = {
     "doctor": ("doctor", "is this model safe to measure: determinism, padding, batch order, gradients"),
     "completion": ("completion", 'shell completion, e.g. eval "$(budwood completion bash)"'),
 }
+# second words of a verb, as "VERB-WORD": the verb whose module registers them
+SECOND_WORDS = {"probe-predict": "probe", "probe-evaluate": "probe"}
 
 
 def overview() -> str:
@@ -94,10 +94,10 @@ def _dispatch(words: list[str]) -> int:
 
         print(version("budwood"))
         return 0
-    if "-".join(words[:2]) in COMMANDS:  # "probe predict" is "probe-predict"
+    if "-".join(words[:2]) in SECOND_WORDS:
         words = ["-".join(words[:2]), *words[2:]]
     verb = words[0]
-    if verb not in COMMANDS:
+    if verb not in COMMANDS and verb not in SECOND_WORDS:
         raise ConfigError(f"There is no verb '{verb}'.{nearest(verb, COMMANDS)} `budwood --help` lists them.")
     return _run(verb, words)
 
@@ -112,7 +112,7 @@ def _run(verb: str, words: list[str]) -> int:
     length = 2 if " ".join(words[:2]) in VERBS else 1  # some verbs have two words
     if (name := " ".join(words[:length])) in VERBS and not {"--help", "-h"} & set(words):
         words = [*words[:length], *expand(words[length:], VERBS[name].settings)]
-    app = build(list(COMMANDS) if verb == "completion" else [verb])
+    app = build(list(COMMANDS) if verb == "completion" else [SECOND_WORDS.get(verb, verb)])
     try:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, ValidationError) as e:

@@ -34,8 +34,8 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
     repeats: Annotated[int, Parameter(group=PROBE)] = Field(
         5, ge=1, description="Fits on resampled training documents, for the band around a line."
     )
-    controls: Annotated[bool, Parameter(group=PROBE, negative="--no-controls")] = Field(
-        True, description="Control task, description length and random encoder."
+    no_controls: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
+        False, description="Leave away control task, description length, resampled fits and random encoder."
     )
     decode: Annotated[Literal["hf", "original"], Parameter(group=PROBE)] = Field(
         "hf", description="How spans become answers: transformers' rule or the original's."

@@ -267,15 +267,28 @@ def _best_span(features: Features, window_B: np.ndarray, start: np.ndarray, end:
     context = _in_context(features)
     start_BT = _padded(features, window_B, start, context)
     end_BT = _padded(features, window_B, end, context)
-    beyond = np.full((len(end_BT), rule.max_answer - 1), -np.inf)
-    reach_BTR = np.lib.stride_tricks.sliding_window_view(np.hstack([end_BT, beyond]), rule.max_answer, axis=1)
-    best_end_BT = reach_BTR.max(axis=2)
+    best_end_BT = _best_ahead(end_BT, rule.max_answer)
     total_BT = start_BT + best_end_BT
     first_B = total_BT.shape[1] - 1 - total_BT[:, ::-1].argmax(axis=1)
     b = np.arange(len(window_B))
-    last_B = first_B + reach_BTR[b, first_B].argmax(axis=1)
+    reach_BR = np.minimum(first_B[:, None] + np.arange(rule.max_answer), end_BT.shape[1] - 1)
+    last_B = reach_BR[b, np.take_along_axis(end_BT, reach_BR, axis=1).argmax(axis=1)]
     row_B = features.fixed["row"][window_B]
     return _Spans(row_B, window_B, first_B, last_B, start_BT[b, first_B], best_end_BT[b, first_B])
+
+
+def _best_ahead(value_BT: np.ndarray, reach: int) -> np.ndarray:
+    """The largest of each value and the `reach` - 1 behind it, by doubling the reach.
+
+    >>> _best_ahead(np.array([[1.0, 5.0, 2.0, 3.0]]), 3).tolist()
+    [[5.0, 5.0, 3.0, 3.0]]
+    """
+    best_BT, seen = value_BT.copy(), 1
+    while seen < reach:
+        step = min(seen, reach - seen)
+        best_BT[:, :-step] = np.maximum(best_BT[:, :-step], best_BT[:, step:])
+        seen += step
+    return best_BT
 
 
 def _characters(features: Features, window: int, first: int, last: int) -> tuple[int, int]:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 
-def layer_map(axes: Any, names: Sequence[str], score_ML: Sequence[Sequence[float]], title: str) -> dict[str, list[Any]]:
-    """One cell per model (row) and layer (column) with its score written in; returns the numbers drawn."""
-    depth = max(map(len, score_ML))
-    grid = np.full((len(names), depth), np.nan)
-    for m, scores in enumerate(score_ML):
-        grid[m, : len(scores)] = scores
+def layer_map(axes: Any, scores: Mapping[str, Mapping[int, float]], title: str) -> dict[str, list[Any]]:
+    """One cell per model (row) and layer (column) with its score written in; returns the numbers drawn.
+
+    `scores` is {model: {layer: score}}; layer 0 is the embedding output.
+    """
+    names, layers = list(scores), sorted({n for by_layer in scores.values() for n in by_layer})
+    grid = np.array([[by_layer.get(n, np.nan) for n in layers] for by_layer in scores.values()])
     percent = bool(np.nanmax(np.abs(grid)) > 1.5)
     image = axes.imshow(grid, aspect="auto", cmap="cividis")
     middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
-    for (m, layer), value in np.ndenumerate(grid):
+    for (m, column), value in np.ndenumerate(grid):
         if np.isfinite(value):
             text = f"{value:.1f}" if percent else f"{value:.2f}"
-            axes.text(layer, m, text, ha="center", va="center", color="white" if value < middle else "black", size=8)
-    axes.set_xticks(range(depth), ["emb", *map(str, range(1, depth))])
+            axes.text(column, m, text, ha="center", va="center", color="white" if value < middle else "black", size=8)
+    axes.set_xticks(range(len(layers)), [str(n) if n else "emb" for n in layers])
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="layer", title=title)
     axes.grid(visible=False)
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
-    cells = [(n, layer, float(v)) for n, scores in zip(names, score_ML) for layer, v in enumerate(scores)]
+    cells = [(name, n, float(v)) for name, by_layer in scores.items() for n, v in by_layer.items()]
     return {"model": [c[0] for c in cells], "layer": [c[1] for c in cells], "score": [c[2] for c in cells]}
 
 

@@ -56,26 +56,20 @@ def minimise(problems: Problems, start_PD: Tensor, tolerance: float = 1e-9, step
     value_P, gradient_PD = problems.evaluate(point_PD, every)
     converged_P = torch.zeros(count, dtype=torch.bool)
     active_A, products, own, taken, slow = every, 0, False, 0, True
-    for taken in range(steps + 1):
+    while len(active_A) and taken < steps:
+        taken += 1
         if slow:
             problems.prepare(active_A, own)
-        gradient_AD = gradient_PD[active_A]
-        ahead_AD = problems.precondition(gradient_AD.float(), active_A)
-        decrement_A = (gradient_AD * ahead_AD.double()).sum(1) / 2
-        done_A = decrement_A <= tolerance * (1 + value_P[active_A])
-        converged_P[active_A[done_A]] = True
-        active_A = active_A[~done_A]
-        if not len(active_A) or taken == steps:
-            break
         step_AD, spent, inner = _newton_step(problems, gradient_PD[active_A].float(), active_A)
         products += spent
         slow = inner > SLOW
         own = own or inner > STUCK
-        stuck_A = _walk(problems, point_PD, value_P, gradient_PD, step_AD.double(), active_A)
-        converged_P[active_A[stuck_A]] = True  # no step lowers the value any more: float64 is at its end
-        active_A = active_A[~stuck_A]
-        if not len(active_A):
-            break
+        # what the step promises, not what the preconditioner alone would: that misses directions it takes for stiff
+        decrement_A = (gradient_PD[active_A] * step_AD.double()).sum(1) / 2
+        done_A = decrement_A <= tolerance * (1 + value_P[active_A])
+        done_A |= _walk(problems, point_PD, value_P, gradient_PD, step_AD.double(), active_A)  # float64 is at its end
+        converged_P[active_A[done_A]] = True
+        active_A = active_A[~done_A]
     return Minimum(point_PD, value_P, gradient_PD.abs().amax(1), converged_P, taken, products)
 
 
@@ -106,13 +100,14 @@ def _walk(
 
 
 def _newton_step(problems: Problems, gradient_AD: Tensor, index_A: Tensor) -> tuple[Tensor, int, int]:
-    """Solve H step = gradient for every problem to a twentieth; returns steps, products spent, most iterations."""
+    """Solve H step = gradient for every problem as far as it pays; returns steps, products spent, most iterations."""
     step_AD = torch.zeros_like(gradient_AD)
     rest_AD = gradient_AD.clone()
     ahead_AD = problems.precondition(rest_AD, index_A)
     way_AD = ahead_AD.clone()
     power_A = (rest_AD * ahead_AD).sum(1)
-    goal_A = power_A * 0.05**2
+    goal_A, floor_A = power_A * 0.05**2, power_A * 1e-12
+    total_A = torch.zeros_like(power_A)
     left_A = torch.arange(len(index_A))
     spent = iterations = 0
     while len(left_A) and iterations < INNER:
@@ -126,6 +121,10 @@ def _newton_step(problems: Problems, gradient_AD: Tensor, index_A: Tensor) -> tu
         ahead = problems.precondition(rest, index_A[left_A])
         power = (rest * ahead).sum(1)
         way_AD[left_A] = ahead + (power / power_A[left_A].clamp_min(1e-38))[:, None] * way
+        gained = length * power_A[left_A]
+        total_A[left_A] += gained
         rest_AD[left_A], power_A[left_A] = rest, power
-        left_A = left_A[power > goal_A[left_A]]
+        # a small residual is not enough where the preconditioner is too stiff: the model must have stopped falling too
+        falling = iterations * gained > 0.25 * total_A[left_A]
+        left_A = left_A[((power > goal_A[left_A]) | falling) & (power > floor_A[left_A])]
     return step_AD, spent, iterations

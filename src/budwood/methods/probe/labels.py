@@ -102,7 +102,7 @@ def _further(
 
 
 def code_length(x_ND: Tensor, label_N: np.ndarray, document_N: np.ndarray, cfg: ProbeConfig, classes: int) -> float:
-    """Bits of the labels in the online code; portions go by whole documents in a seeded order."""
+    """Bits of the labels in the online code, documents in a seeded order."""
     order = shuffled(document_N, cfg.seed)
     x_ND, y_N = x_ND[torch.from_numpy(order)], torch.from_numpy(label_N[order])
     costs = torch.tensor(sorted(cfg.costs), dtype=torch.float64)[:, None]

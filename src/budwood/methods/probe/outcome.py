@@ -122,11 +122,9 @@ def draw(session: Session, results: list[dict[str, Any]], baselines: dict[str, A
     write_text(session.run.file("results.csv"), table(rows, ("model", *COLUMNS, *extra)))
     names = [Path(r["model"]).name for r in results]
     task = session.task.name
-    scores = [[x["score"] for x in r["layers"]] for r in results]
+    scores = {f"{i + 1} {n}" if names.count(n) > 1 else n: _by_layer(r) for i, (n, r) in enumerate(zip(names, results))}
     with drawing(7.0, 1.6 + 0.5 * len(names)) as axes:
-        save(
-            axes.figure, session.run.file("figures", "map"), layer_map(axes, names, scores, f"{task}: probes by layer")
-        )
+        save(axes.figure, session.run.file("figures", "map"), layer_map(axes, scores, f"{task}: probes by layer"))
     lines = [_line(name, r["layers"]) for name, r in zip(names, results)]
     if "random_encoder" in baselines:
         numbers = [x["layer"] for x in results[0]["layers"]][: len(baselines["random_encoder"])]
@@ -136,10 +134,15 @@ def draw(session: Session, results: list[dict[str, Any]], baselines: dict[str, A
         drawn = layer_lines(axes, lines, flat, f"{task}: score by layer")
         save(axes.figure, session.run.file("figures", "layers"), drawn)
     if session.cfg.compare:
-        gap = [[b - a for a, b in zip(*scores)]]
+        one, two = (_by_layer(r) for r in results)
+        gap = {f"{names[1]} - {names[0]}": {n: two[n] - one[n] for n in one if n in two}}
         with drawing(7.0, 2.1) as axes:
-            drawn = layer_map(axes, [f"{names[1]} - {names[0]}"], gap, f"{task}: difference")
+            drawn = layer_map(axes, gap, f"{task}: difference")
             save(axes.figure, session.run.file("figures", "difference"), drawn)
+
+
+def _by_layer(result: dict[str, Any]) -> dict[int, float]:
+    return {x["layer"]: x["score"] for x in result["layers"]}
 
 
 def _line(name: str, layers: list[dict[str, Any]]) -> dict[str, Any]:

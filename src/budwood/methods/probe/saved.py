@@ -108,10 +108,10 @@ def _scores(task: Task, split: str, given: dict[str, Any]) -> dict[str, float]:
         found = squad_scores(rows, given)
         names = ("exact", "f1", "NoAns_exact", "NoAns_f1", "HasAns_exact", "HasAns_f1")
         return {n: round(float(found[n]), 4) for n in names}
-    gold = {r.id: r.label for r in rows}
+    gold = {r.id: r.label if isinstance(r.label, tuple) else (r.label,) for r in rows}
     pairs = [
-        (said, task.labels[label])
+        (said, task.labels[int(label or 0)])
         for i, guess in given.items()
-        for said, label in (zip(guess, gold[i]) if isinstance(gold[i], tuple) else [(guess, gold[i])])
+        for said, label in zip(guess if isinstance(guess, list) else [guess], gold[i])
     ]
     return {"accuracy": sum(a == b for a, b in pairs) / len(pairs), "n": len(pairs)}

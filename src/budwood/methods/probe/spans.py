@@ -23,6 +23,7 @@ from budwood.methods.probe.labels import Scale
 from budwood.methods.probe.side import Side
 
 ENDS = ("start", "end")
+NEVER = -1e9  # a threshold under which nothing is answered
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,9 @@ def decode(weight_2D: Tensor, x_MD: Tensor, side: Side, cfg: ProbeConfig, thresh
     score_2M = np.full((2, len(allowed)), -np.inf, dtype=np.float32)
     score_2M[:, allowed] = (weight_2D.float() @ x_MD.T).numpy()
     if cfg.decode == "original":
-        return decode_original(encoded, side.rows, *score_2M, ORIGINAL)
-    return decode_hf(encoded, side.rows, *score_2M, SpanRule(cfg.max_answer_length, cfg.n_best_size, threshold))
+        return decode_original(encoded, side.rows, score_2M[0], score_2M[1], ORIGINAL)
+    rule = SpanRule(cfg.max_answer_length, cfg.n_best_size, threshold)
+    return decode_hf(encoded, side.rows, score_2M[0], score_2M[1], rule)
 
 
 def thresholded(found: SpanPredictions, threshold: float) -> dict[str, str]:
@@ -128,11 +130,17 @@ def thresholded(found: SpanPredictions, threshold: float) -> dict[str, str]:
 
 
 def _threshold(weight_2D: Tensor, x_MD: Tensor, side: Side, cfg: ProbeConfig) -> float:
-    """The threshold with the best F1 on the rows of `side`, by one sort."""
+    """The threshold with the best F1 on the rows of `side`, by one sort.
+
+    Where that is not a standard error above never answering, nothing is answered: noise must not cost F1 elsewhere.
+    """
     found = decode(weight_2D, x_MD, side, cfg)
     score_N = question_scores(side.rows, found.best)[1]
     none_N = np.array([float(not r.answers) for r in side.rows])
-    return best_threshold(score_N, none_N, np.array([found.null_odds[r.id] for r in side.rows]))[1]
+    odds_N = np.array([found.null_odds[r.id] for r in side.rows])
+    threshold = best_threshold(score_N, none_N, odds_N)[1]
+    gain_N = np.where(odds_N <= threshold, score_N - none_N, 0.0)
+    return threshold if gain_N.mean() > gain_N.std() / np.sqrt(len(gain_N)) else NEVER
 
 
 def code_length(x_MD: Tensor, train: Side, gold_2W: np.ndarray, costs: np.ndarray, cfg: ProbeConfig) -> float:

@@ -58,7 +58,7 @@ def probe(session: Session) -> dict[str, Any]:
         sides = _sides(session, ref)
         first = first or sides
         home = outcome.Home(session.run.path, f"{i}-{ref.name}")
-        layers = [_layer(session, sides, n, home, cfg.controls) for n in _numbers(cfg, sides)]
+        layers = [_layer(session, sides, n, home, not cfg.no_controls) for n in _numbers(cfg, sides)]
         best = max(layers, key=lambda x: x["score"])
         results.append(
             {
@@ -74,7 +74,7 @@ def probe(session: Session) -> dict[str, Any]:
         "majority": score.majority(task, first.train, first.test),
         "bag_of_words": score.bag_of_words(task, first.train, first.test),
     }
-    if cfg.controls:
+    if not cfg.no_controls:
         blank = _sides(session, session.models[0], seed_of(cfg.seed, "random encoder") % 2**31)
         found = [_layer(session, blank, n, None, False) for n in _numbers(cfg, blank)]
         baselines["random_encoder"] = [x["score"] for x in found]
