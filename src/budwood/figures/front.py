@@ -54,11 +54,13 @@ def pareto(
         axes.axhline(base, color="#8a8f99", ls="--", lw=1)
         axes.annotate("before", (1, base), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
     axes.axvline(reference[0], color="#8a8f99", ls=":", lw=1)
+    axes.annotate("trivial answer", (reference[0], 0.01), xycoords=("data", "axes fraction"), rotation=90, fontsize=8)
     axes.set(title=words[0], xlabel=words[1], ylabel=words[2])
     if min(g["kept_error"] for g in groups) > 0 and max(g["kept_error"] for g in groups) > 4 * min(
         g["kept_error"] for g in groups
     ):
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.legend(loc="best")
     keys = (
         "retain",

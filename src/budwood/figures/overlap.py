@@ -31,6 +31,7 @@ def importance_at_top(
         table["importance"] += relative.tolist()
     axes.axhline(1.0, color="#8a8f99", lw=1, ls="--")
     axes.set_yscale("symlog", linthresh=1.0)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_ylim(bottom=0)
     axes.set(title=title, xlabel=f"rank among {names[0]}'s heaviest", ylabel="importance / its mean")
     axes.legend(loc="upper right")

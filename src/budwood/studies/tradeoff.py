@@ -88,13 +88,12 @@ def knee(groups: Sequence[Mapping[str, Any]], base_kept: float) -> dict[str, Any
     better = [f for f in others if f["times_plain"] <= chosen["times_plain"] and f["avoided"] >= chosen["avoided"]] or [
         f for f in others if f["met"] and not chosen["met"]
     ]
-    why = "avoids most of the rise among the strengths that" if fit else "comes nearest to both bars; no strength that"
-    reason = (
-        f"EWC {chosen['strength']:g} {why} keep the error within {NEAR - 1:.0%} of plain training's: error x"
-        f"{chosen['times_plain']:.2f}, {chosen['avoided']:.0%} of the rise avoided"
+    told = f"error x{chosen['times_plain']:.2f} of plain training's, {chosen['avoided']:.0%} of the rise avoided"
+    bars = f"(bars: x{NEAR}, {AVOIDED:.0%})"
+    why = (
+        "avoids most among the strengths that clear both bars" if fit else "comes nearest; no strength clears both bars"
     )
-    if not fit:
-        reason += f" (bars: x{NEAR}, {AVOIDED:.0%})"
+    reason = f"EWC {chosen['strength']:g} {why}: {told} {bars}"
     names = ["retain", "strength", "times_plain", "avoided"]
     return {
         **{k: v for k, v in chosen.items() if k != "margin"},
