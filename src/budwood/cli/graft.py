@@ -17,6 +17,9 @@ from budwood.config.graft import (
     GraftSubtractConfig,
 )
 
+# what can be left out altogether has a default
+OVERLAP, STITCH, STUDY = GraftOverlapConfig(), GraftStitchConfig(), GraftStudyConfig()
+
 
 def register(app: App) -> None:
     """Add the verbs."""
@@ -37,7 +40,7 @@ def register(app: App) -> None:
         return serve("graft learn", settings, [base, tuned])
 
     @graft.command
-    def overlap(*grafts: str, settings: Annotated[GraftOverlapConfig, Parameter(name="*")]) -> int:
+    def overlap(*grafts: str, settings: Annotated[GraftOverlapConfig, Parameter(name="*")] = OVERLAP) -> int:
         """Do skills share weights: overlap, Jaccard and ratio to chance of every two; with --base, gains.
 
         Parameters
@@ -48,7 +51,7 @@ def register(app: App) -> None:
         return serve("graft overlap", settings, list(grafts))
 
     @graft.command
-    def stitch(base: str, *grafts: str, settings: Annotated[GraftStitchConfig, Parameter(name="*")]) -> int:
+    def stitch(base: str, *grafts: str, settings: Annotated[GraftStitchConfig, Parameter(name="*")] = STITCH) -> int:
         """Several grafts on one base, written as a Hugging Face directory; what each task keeps of its gain.
 
         Parameters
@@ -114,7 +117,7 @@ def register(app: App) -> None:
 
 def _studies(graft: App) -> None:
     @graft.command
-    def localise(model: str, *, settings: Annotated[GraftStudyConfig, Parameter(name="*")]) -> int:
+    def localise(model: str, *, settings: Annotated[GraftStudyConfig, Parameter(name="*")] = STUDY) -> int:
         """SGD, AdamW and AdamW+L1 on each task: how few weights hold the skill; BitFit and retraining as controls.
 
         Parameters
@@ -125,7 +128,7 @@ def _studies(graft: App) -> None:
         return serve("graft localise", settings, [model])
 
     @graft.command
-    def multitask(model: str, *, settings: Annotated[GraftStudyConfig, Parameter(name="*")]) -> int:
+    def multitask(model: str, *, settings: Annotated[GraftStudyConfig, Parameter(name="*")] = STUDY) -> int:
         """One model tuned on all tasks at once, and a graft of it for each task.
 
         Parameters
@@ -136,7 +139,7 @@ def _studies(graft: App) -> None:
         return serve("graft multitask", settings, [model])
 
     @graft.command
-    def continual(model: str, *, settings: Annotated[GraftStudyConfig, Parameter(name="*")]) -> int:
+    def continual(model: str, *, settings: Annotated[GraftStudyConfig, Parameter(name="*")] = STUDY) -> int:
         """One task after another: what sequential fine-tuning forgets, and grafts do not.
 
         Parameters

@@ -46,8 +46,7 @@ def _tuned(session: Session, name: str, model: str, task: str, **settings: Any) 
 
 def _graft(session: Session, name: str, models: Sequence[str], task: str, **settings: Any) -> Result:
     cfg = session.cfg
-    short = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(task).stem)
-    given = {"size": cfg.size, "select": cfg.select, "mode": cfg.mode, "name": short, **settings}
+    given = {"size": cfg.size, "select": cfg.select, "mode": cfg.mode, **settings}
     return step(session, name, "graft learn", models, task=task, **given)
 
 
