@@ -26,6 +26,7 @@ COMMANDS = {
     "finetune": ("finetune", "teach a model a task, and score it"),
     "evaluate": ("evaluate", "score a model as it is: metrics, calibration, one record per example"),
     "fisher": ("fisher", "how much each weight matters to a task: diagonal Fisher information"),
+    "influence": ("influence", "which training examples made a prediction: fit, score, self, index, query, show"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
     "runs": ("runs", "list runs; with --group mean, spread and median over seeds"),
     "compare": ("compare", "settings and metrics in which two runs differ"),
@@ -100,13 +101,15 @@ def _run(verb: str, words: list[str]) -> int:
     from budwood.cli.arguments import expand, explain
     from budwood.studies.verbs import VERBS
 
-    if verb in VERBS and not {"--help", "-h"} & set(words):
-        words = [verb, *expand(words[1:], VERBS[verb].settings)]
+    name = next((n for n in (" ".join(words[:2]), verb) if n in VERBS), verb)  # "influence score" is one verb
+    if name in VERBS and not {"--help", "-h"} & set(words):
+        parts = name.split()
+        words = [*parts, *expand(words[len(parts) :], VERBS[name].settings)]
     app = build(list(COMMANDS) if verb == "completion" else [verb])
     try:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, ValidationError) as e:
-        raise ConfigError(explain(e, verb)) from e
+        raise ConfigError(explain(e, name)) from e
     return code if isinstance(code, int) else 0
 
 

@@ -52,6 +52,21 @@ VERBS = {
             "budwood.methods.fisher:fisher",
             "budwood.methods.estimate:fisher",
         ),
+        *(
+            Verb(
+                f"influence {part}",
+                f"budwood.config.influence:{config}",
+                f"budwood.methods.influence.{part}:{part}",
+                f"budwood.methods.influence.estimate:{part}",
+            )
+            for part, config in (("fit", "FitConfig"), ("score", "ScoreConfig"), ("index", "IndexConfig"))
+        ),
+        Verb(
+            "influence self",
+            "budwood.config.influence:SelfConfig",
+            "budwood.methods.influence.itself:itself",
+            "budwood.methods.influence.estimate:itself",
+        ),
     )
 }
 
