@@ -11,14 +11,16 @@ import numpy as np
 import torch
 
 from budwood.capture.activations import collect
-from budwood.config.influence import BASELINES
+from budwood.config.influence import ScoreConfig
 from budwood.data.batch import Features, budget_batches
 from budwood.data.task import Row
 from budwood.errors import ConfigError
 from budwood.linalg.retrieval import bm25, tfidf, word_counts
 from budwood.methods.influence.gradients import TOKENS, Pairing, by_row, datainf_scores, dot_scores, trak_scores
+from budwood.methods.influence.scores import Desk, Matrix
+from budwood.methods.session import Session
 
-__all__ = ["BASELINES", "Pairing", "baseline", "label_signs"]
+__all__ = ["Pairing", "baseline", "label_signs", "write_baselines"]
 
 
 def baseline(name: str, checkpoints: Sequence[Pairing], rates: Sequence[float] = (), projection: int = 1024) -> np.ndarray:
@@ -43,6 +45,28 @@ def baseline(name: str, checkpoints: Sequence[Pairing], rates: Sequence[float] =
         "trak": lambda s: trak_scores(s, projection),
     }
     return np.mean([by_row(make[name](s), s) for s in checkpoints], axis=0, dtype=np.float32)
+
+
+def write_baselines(session: Session, desk: Desk, queries: Sequence[Row], wanted: Sequence[str]) -> None:
+    """Put the matrices of these baselines beside the others, scaled and summed as they are."""
+    from budwood.methods.influence.workshop import open_shop, settings_for
+
+    cfg: ScoreConfig = session.cfg
+    train = session.task.rows(cfg.train_split)
+    models = [session.models[0].text, *cfg.checkpoints]
+    sides = [
+        Pairing(open_shop(settings_for(cfg, m), session.task).read, train, queries, cfg.measurement, cfg.seed)
+        for m in models
+    ]
+    stored = {"float32": "float32", "bf16": "bfloat16", "fp16": "float16"}[cfg.dtype]
+    for name in wanted:
+        with session.progress.stage(name):
+            value_QN = baseline(name, sides, cfg.checkpoint_rates, cfg.projection)
+        if cfg.scale == "mean":
+            value_QN = value_QN / len(train)
+        for axis, side in enumerate(("query", "train")):
+            value_QN = value_QN.sum(axis, keepdims=True) if side in cfg.aggregate else value_QN
+        desk.put(Matrix(name, main=True, dtype=stored), slice(None), slice(None), value_QN)  # type: ignore[arg-type]
 
 
 def _lexical(kind: Callable[..., np.ndarray]) -> Callable[[Pairing], np.ndarray]:
