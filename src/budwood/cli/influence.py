@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 
 from budwood.cli.show import grid, serve
-from budwood.config.influence import FitConfig, ScoreConfig, SelfConfig, damping_label
+from budwood.config.influence import FitConfig, IndexConfig, QueryConfig, ScoreConfig, SelfConfig, damping_label
 from budwood.store.files import write_text
 
 
@@ -51,6 +51,38 @@ def register(app: App) -> None:
             A fine-tuned run or checkpoint.
         """
         return serve("influence self", settings, [model])
+
+    @part.command
+    def index(model: str, *, settings: Annotated[IndexConfig, Parameter(name="*")]) -> int:
+        """An index of the training rows, so that `influence query` answers a new text at once.
+
+        Parameters
+        ----------
+        model
+            A fine-tuned run or checkpoint.
+        """
+        return serve("influence index", settings, [model])
+
+    @part.command
+    def query(model: str, *, settings: Annotated[QueryConfig, Parameter(name="*")]) -> int:
+        """The training rows behind the model's answer to a text of your own; the index is made where it is missing.
+
+        Parameters
+        ----------
+        model
+            A fine-tuned run or checkpoint.
+        """
+        from budwood.methods.influence.page import blocks
+        from budwood.studies.influence import ask
+
+        found = ask(settings, model)
+        if settings.json_output:
+            print(json.dumps(found))
+            return 0
+        took = found["milliseconds"]
+        print(blocks(found))
+        print(f"\n{took['whole']:.0f} ms, of which {took['backward']:.0f} ms the backward pass; index in {found['run']}")
+        return 0
 
     @part.command
     def show(
