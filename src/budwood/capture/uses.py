@@ -222,16 +222,21 @@ class _Inside(TorchFunctionMode):
         self.io, self.owned = io, owned
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is nn.functional.multi_head_attention_forward:
-            with self:  # so that the linear maps inside come by here as well
-                return func(*args, **kwargs)
-        output = func(*args, **kwargs)
-        if func is nn.functional.linear and len(args) > 1 and id(args[1]) in self.owned:
-            weight, bias = self.owned[id(args[1])]
-            x = args[0].detach()  # [T B, I] or [T, B, I]: this module has the examples second
+        if func is not nn.functional.multi_head_attention_forward:
+            return func(*args, **(kwargs or {}))
+        plain = nn.functional.linear
+        nn.functional.linear = self._linear  # type: ignore[assignment]
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            nn.functional.linear = plain
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        output = torch._C._nn.linear(x, weight, bias)
+        if id(weight) in self.owned:
+            x = x.detach()  # [T B, I] or [T, B, I]: this module has the examples second
             output, edge = _edge(output)
-            record = Record("linear", weight, bias, x, x._version, edge, None, time_first=True)
+            record = Record("linear", *self.owned[id(weight)], x, x._version, edge, None, time_first=True)
             self.io.records.append(record)
         return output
 
