@@ -207,7 +207,7 @@ def test_evidence_asks_for_damping_where_halves_differ() -> None:
     found = weigh(noisy)
     agreements = [x["agreement"] for x in found["sweep"]]
     assert agreements == sorted(agreements) and [x["share"] for x in found["sweep"]] == list(SHARES)
-    assert found["best"] > 0.03 and max(agreements) > 0.99
+    assert found["best"] > 0.1 and max(agreements) > 0.99
     same = {"ekfac/m": torch.logspace(-3, 3, 4000).double()}
     assert weigh([same, same])["best"] == SHARES[0]  # halves agree: none is needed
     common, one, other = reliability(noisy[0]["ekfac/m"], noisy[1]["ekfac/m"], 1e9)
