@@ -10,7 +10,15 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 
 from budwood.cli.show import grid, serve
-from budwood.config.influence import FitConfig, ImportConfig, IndexConfig, QueryConfig, ScoreConfig, SelfConfig, damping_label
+from budwood.config.influence import (
+    FitConfig,
+    ImportConfig,
+    IndexConfig,
+    QueryConfig,
+    ScoreConfig,
+    SelfConfig,
+    damping_label,
+)
 from budwood.store.files import write_text
 
 
@@ -81,7 +89,9 @@ def register(app: App) -> None:
             return 0
         took = found["milliseconds"]
         print(blocks(found))
-        print(f"\n{took['whole']:.0f} ms, of which {took['backward']:.0f} ms the backward pass; index in {found['run']}")
+        print(
+            f"\n{took['whole']:.0f} ms, of which {took['backward']:.0f} ms the backward pass; index in {found['run']}"
+        )
         return 0
 
     @part.command(name="import")

@@ -46,7 +46,9 @@ def toy(seed: int = 0, objective: str = "head", measurement: str = "margin") -> 
     made = case("bert", objective, seed)
     task = Task("toy", "label", {"train": (Row("r"),)}, ("a", "b", "c"))
     read = Toy(Loaded(made.model, None, None, 32, ()), task, objective, made.objective, Encoding(), None, None)  # type: ignore[arg-type]
-    rows = lambda n, features: tuple(Row(f"row/{i}", f"w{i} w", label=int(features.fixed["label"][i])) for i in range(n))  # noqa: E501
+    rows = lambda n, features: tuple(
+        Row(f"row/{i}", f"w{i} w", label=int(features.fixed["label"][i])) for i in range(n)
+    )  # noqa: E501
     pairing = ToyPairing(read, (), (), measurement)
     return ToyPairing(read, rows(N, pairing.train), rows(Q, pairing.queries), measurement)
 
@@ -102,7 +104,10 @@ def test_datainf_is_the_mean_of_damped_rank_one_inverses() -> None:
 def test_trak_with_a_wide_projection_is_the_dense_formula() -> None:
     pairing = toy()
     objective = pairing.read.objective
-    g_Q, g_N = one_by_one(pairing, pairing.queries, objective.margin), one_by_one(pairing, pairing.train, objective.margin)
+    g_Q, g_N = (
+        one_by_one(pairing, pairing.queries, objective.margin),
+        one_by_one(pairing, pairing.train, objective.margin),
+    )
     flat = lambda gs: torch.stack([torch.cat([g[k].flatten() for k in g]) for g in gs])  # noqa: E731
     q, n = flat(g_Q), flat(g_N)
     kernel = n @ n.T

@@ -46,7 +46,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, tuned: Path, reviews: Path) 
     run_verb("influence score", ScoreConfig(**common, query_split="validation", out=path / "score"), [str(tuned)])
     for share in ("100%", "10%"):
         cfg = IndexConfig(
-            **common, coordinates=share, calibration=6, shard_rows=40, out=path / share, sketch=0 if share == "100%" else None
+            **common,
+            coordinates=share,
+            calibration=6,
+            shard_rows=40,
+            out=path / share,
+            sketch=0 if share == "100%" else None,
         )
         run_verb("influence index", cfg, [str(tuned)])
     return path

@@ -23,7 +23,9 @@ from budwood.methods.session import Session
 __all__ = ["Pairing", "baseline", "label_signs", "write_baselines"]
 
 
-def baseline(name: str, checkpoints: Sequence[Pairing], rates: Sequence[float] = (), projection: int = 1024) -> np.ndarray:
+def baseline(
+    name: str, checkpoints: Sequence[Pairing], rates: Sequence[float] = (), projection: int = 1024
+) -> np.ndarray:
     """Scores [queries, training rows] of one baseline; the first checkpoint is the model itself.
 
     `rates`: TracIn's learning rate at each checkpoint (none: 1 each). Text and representation baselines look at the

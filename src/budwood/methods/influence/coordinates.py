@@ -179,7 +179,9 @@ def save(path: Path, kept: Coordinates, share: float, sketch: Sketch) -> None:
     tensors = {}
     for name, k in kept.items():
         tensors |= {f"flat/{name}": k.flat_K, f"weight/{name}": k.weight_K, f"spread/{name}": k.spread_K}
-    tree.save(path, tensors, {"columns": {n: k.columns for n, k in kept.items()}, "share": share, "sketch": asdict(sketch)})
+    tree.save(
+        path, tensors, {"columns": {n: k.columns for n, k in kept.items()}, "share": share, "sketch": asdict(sketch)}
+    )
 
 
 def load(path: Path) -> tuple[dict[str, Kept], float, Sketch]:

@@ -114,7 +114,7 @@ def _safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _bergson(path: Path) -> np.ndarray:
-    """bergson's structured file: one record per training row (or token), a score and a "written" flag per query."""
+    """Bergson's structured file: one record per training row (or token), a score and a "written" flag per query."""
     info = read_json(path / "info.json")
     layout = info["dtype"]
     kind = np.dtype(layout if isinstance(layout, dict) else [tuple(x) for x in layout])
@@ -162,7 +162,9 @@ def write_kronfluence(factors: Factors, model: nn.Module, out: Path) -> None:
     names = module_names(model, factors.maps)
     with writing_directory(out) as part:
         for file, key in FILES.items():
-            save_file({names[m.name]: factors.tensor(key(m)).contiguous() for m in factors.maps}, part / f"{file}.safetensors")
+            save_file(
+                {names[m.name]: factors.tensor(key(m)).contiguous() for m in factors.maps}, part / f"{file}.safetensors"
+            )
         for count in COUNTS.values():
             ones = {names[m.name]: torch.ones(1, dtype=torch.int64) for m in factors.maps}
             save_file(ones, part / f"{count}.safetensors")
@@ -190,7 +192,14 @@ def read_kronfluence(path: Path, shop: Shop, out: Path) -> Factors:
         mine = {k: v for k, v in tensors.items() if k.split("/")[0] in kinds}
         tree.save(out / f"{file}.safetensors", mine, {"artefact": f"influence {file}", "from": "kronfluence"})
     rows = len(shop.train)
-    facts = {"rows": rows, "fit_rows": rows, "strategies": ["ekfac", "kfac"], "evidence": {}, "growth": [], "skipped": []}
+    facts = {
+        "rows": rows,
+        "fit_rows": rows,
+        "strategies": ["ekfac", "kfac"],
+        "evidence": {},
+        "growth": [],
+        "skipped": [],
+    }
     write_text(out / "factors.json", made.facts_json(shop.maps, {**facts, **identity(shop)}))
     return Factors.open(out)
 

@@ -83,7 +83,9 @@ def linear_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def gradient_rows(pairing: Pairing, features: Features, question: Question) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+def gradient_rows(
+    pairing: Pairing, features: Features, question: Question
+) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
     """(features, grad_BP of each parameter) batch by batch, of one length each and never more than fits."""
     model, feed = pairing.read.loaded.model, pairing.read.feed(features)
     parameters = named(model)
