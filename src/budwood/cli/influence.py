@@ -10,7 +10,15 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 
 from budwood.cli.show import grid, serve
-from budwood.config.influence import FitConfig, IndexConfig, QueryConfig, ScoreConfig, SelfConfig, damping_label
+from budwood.config.influence import (
+    FitConfig,
+    ImportConfig,
+    IndexConfig,
+    QueryConfig,
+    ScoreConfig,
+    SelfConfig,
+    damping_label,
+)
 from budwood.store.files import write_text
 
 
@@ -85,6 +93,17 @@ def register(app: App) -> None:
             f"\n{took['whole']:.0f} ms, of which {took['backward']:.0f} ms the backward pass; index in {found['run']}"
         )
         return 0
+
+    @part.command(name="import")
+    def bring(source: Path, *, settings: Annotated[ImportConfig, Parameter(name="*")]) -> int:
+        """Scores of another tool as a run: .npy, .safetensors, or a directory of kronfluence or bergson.
+
+        Parameters
+        ----------
+        source
+            The file or directory; rows and columns are the task's queries and training rows, in their order.
+        """
+        return serve("influence import", settings.model_copy(update={"source": (source,)}), [])
 
     @part.command
     def show(

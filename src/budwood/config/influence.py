@@ -170,6 +170,13 @@ class IndexConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfi
     coordinates: Annotated[str, Parameter(group=INFLUENCE)] = Field(
         "3%", description="Eigen-coordinates kept of every gradient: a number or a share of all."
     )
+    sketch: Annotated[float | None, Parameter(group=INFLUENCE)] = Field(
+        None,
+        ge=0,
+        le=0.9,
+        description="Share of them that are random sums of all coordinates not kept. Default: half up to 2M parameters, "
+        "else none, since the whole gradient of a question has to be folded.",
+    )
     calibration: Annotated[int, Parameter(group=INFLUENCE)] = Field(
         64, ge=1, description="Queries (seeded sample of the validation rows) that decide which coordinates carry most."
     )
@@ -214,6 +221,22 @@ class QueryConfig(IndexConfig):
     bottom: Annotated[int, Parameter(group=INFLUENCE)] = Field(5, ge=0, description="Most harmful rows shown.")
     exact: Annotated[int, Parameter(group=INFLUENCE)] = Field(
         0, ge=0, description="Score this many of the best and worst rows again with all coordinates."
+    )
+
+
+class ImportConfig(DataConfig, RunConfig):
+    """Everything `influence import` can be told."""
+
+    source: Annotated[tuple[Path, ...], Parameter(parse=False)] = Field(
+        (), description="The file or directory of scores."
+    )
+    name: Annotated[str, Parameter(group=INFLUENCE)] = Field("foreign", description="What these scores are called.")
+    query_split: Annotated[str | None, Parameter(group=INFLUENCE)] = Field(
+        None, description="Split whose rows the queries are, in order; default: test where it has labels."
+    )
+    train_split: Annotated[str, Parameter(group=INFLUENCE)] = Field("train", description="Split of the training rows.")
+    negate: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(
+        False, description="Turn the sign: for scores in which positive means harm."
     )
 
 

@@ -49,7 +49,7 @@ class Method(Protocol):
 
 
 RUNS = Path("runs")
-ARTEFACTS = frozenset({"ewc"})  # settings that name files: their content decides, not their place
+ARTEFACTS = frozenset({"ewc", "source"})  # settings that name files: their content decides, not their place
 
 
 def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:

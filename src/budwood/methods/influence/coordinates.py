@@ -9,7 +9,7 @@ Shapes: B rows, K coordinates kept, O out, I in (with the bias's 1).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from budwood.capture.gradients import Question
 from budwood.capture.stream import Map, Sides
-from budwood.data.batch import Features
+from budwood.data.batch import Features, seed_of
 from budwood.errors import ConfigError
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.moments import Basis, with_one
@@ -48,6 +48,34 @@ class Kept:
 
 
 Coordinates = Mapping[str, Kept]
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Everything that is not kept, folded into `size` sums with random signs: inner products keep their expectation.
+
+    `scale` is the unit that the sums of training rows are stored in. Signs and places follow from the seed.
+    """
+
+    size: int
+    scale: float
+    seed: int
+
+    def folds(self, kept: Coordinates, weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        """(place, factor) of every coordinate of every map; kept coordinates have factor 0."""
+        found = {}
+        for name, w in weights.items():
+            generator = torch.Generator().manual_seed(seed_of(self.seed, "sketch", name))
+            place = torch.randint(self.size, (w.numel(),), generator=generator)
+            factor = (torch.randint(2, (w.numel(),), generator=generator).float() * 2 - 1) * w.flatten().sqrt()
+            factor[kept[name].flat_K] = 0
+            found[name] = place, factor
+        return found
+
+
+def fold(total_BK: Tensor, grad_BOI: Tensor, place_P: Tensor, factor_P: Tensor) -> None:
+    """Add one map's coordinates to the sums."""
+    total_BK.index_add_(1, place_P, grad_BOI.flatten(1).float() * factor_P)
 
 
 def wanted(text: str, parameters: int) -> int:
@@ -136,20 +164,54 @@ def _weight(factors: Factors, setting: Setting, name: str) -> Tensor:
     return inverse.float()
 
 
-def save(path: Path, kept: Coordinates, share: float) -> None:
+def sketch_of(kept: Coordinates, rows: Spread, weights: Mapping[str, Tensor], size: int, seed: int) -> Sketch:
+    """A sketch of what is not kept, in units of the sums' typical size over training rows."""
+    rest = 0.0
+    for name, w in weights.items():
+        energy = (rows.plain[name] * w).flatten()
+        energy[kept[name].flat_K] = 0
+        rest += float(energy.double().sum())
+    return Sketch(size, (rest / max(1, size)) ** 0.5 or 1.0, seed)
+
+
+def save(path: Path, kept: Coordinates, share: float, sketch: Sketch) -> None:
     """Write the choice."""
     tensors = {}
     for name, k in kept.items():
         tensors |= {f"flat/{name}": k.flat_K, f"weight/{name}": k.weight_K, f"spread/{name}": k.spread_K}
-    tree.save(path, tensors, {"columns": {n: k.columns for n, k in kept.items()}, "share": share})
+    tree.save(
+        path, tensors, {"columns": {n: k.columns for n, k in kept.items()}, "share": share, "sketch": asdict(sketch)}
+    )
 
 
-def load(path: Path) -> tuple[dict[str, Kept], float]:
+def load(path: Path) -> tuple[dict[str, Kept], float, Sketch]:
     """The choice that `save` wrote, maps in their order."""
     tensors, facts = tree.load(path)
     get = lambda kind, n: tensors[f"{kind}/{n}"]  # noqa: E731
     kept = {n: Kept(get("flat", n), get("weight", n), get("spread", n), c) for n, c in facts["columns"].items()}
-    return kept, float(facts["share"])
+    return kept, float(facts["share"]), Sketch(**facts["sketch"])
+
+
+def whole_coordinates(
+    shop: Shop,
+    features: Features,
+    question: Question,
+    bases: Mapping[str, Basis],
+    kept: Coordinates,
+    folds: Mapping[str, tuple[Tensor, Tensor]],
+    size: int,
+) -> Tensor:
+    """value_K of one question: kept coordinates, then the sums of all others."""
+    parts: dict[str, Tensor] = {}
+    total = torch.zeros(1, size)
+
+    def take(m: Map, grad_BOI: Tensor) -> None:
+        one = grad_BOI.sum(0, keepdim=True)
+        parts[m.name] = one.flatten()[kept[m.name].flat_K].float()
+        fold(total, one, *folds[m.name])
+
+    gradients(shop, features, np.arange(len(features)), question, take, bases)
+    return torch.cat([*(parts[n] for n in kept), total[0]])
 
 
 def coordinates_of(
@@ -178,25 +240,35 @@ def coordinates_of(
 
 
 def rows_of(
-    shop: Shop, order: np.ndarray, bases: Mapping[str, Basis], kept: Coordinates, weights: Mapping[str, Tensor]
+    shop: Shop,
+    order: np.ndarray,
+    bases: Mapping[str, Basis],
+    kept: Coordinates,
+    weights: Mapping[str, Tensor],
+    sketch: Sketch,
 ) -> tuple[Tensor, Tensor]:
     """(stored_KB as float16 in units of spread, norm_B): kept coordinates of training rows, and exact self-influence."""
     spread_K = torch.cat([k.spread_K for k in kept.values()])
     size = len(spread_K)
-    stored = torch.zeros(size, len(order), dtype=torch.float16)
+    stored = torch.zeros(size + sketch.size, len(order), dtype=torch.float16)
+    folds = sketch.folds(kept, weights) if sketch.size else {}
     norm_B = torch.zeros(len(order), dtype=torch.float64)
     place = {int(n): i for i, n in enumerate(order)}
     firsts = dict(zip(kept, np.cumsum([0, *(len(k.flat_K) for k in kept.values())]).tolist()))
     for index in shop.batches(shop.train, order, most=ROWS):
         at = torch.tensor([place[int(n)] for n in index])
+        sums = torch.zeros(len(index), sketch.size)
 
-        def take(m: Map, grad_BOI: Tensor, at: Tensor = at) -> None:
+        def take(m: Map, grad_BOI: Tensor, at: Tensor = at, sums: Tensor = sums) -> None:
             k, first = kept[m.name], firsts[m.name]
             norm_B[at] += (grad_BOI.square() * weights[m.name]).sum((1, 2)).double()
             values_BK = grad_BOI.flatten(1)[:, k.flat_K] / k.spread_K
             stored[first : first + len(k.flat_K), at] = values_BK.T.clamp(-65000, 65000).half()
+            if sketch.size:
+                fold(sums, grad_BOI, *folds[m.name])
 
         gradients(shop, shop.train, index, Question(), take, bases)
+        stored[size:, at] = (sums / sketch.scale).T.clamp(-65000, 65000).half()
     return stored, norm_B
 
 

@@ -9,6 +9,7 @@ RUN/index/
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,11 +34,13 @@ from budwood.methods.influence.precondition import measurement
 from budwood.methods.influence.score import given_factors
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
+from budwood.models.reference import ModelRef
 from budwood.params import tree
 from budwood.store.files import read_json, write_json, writing_directory
 
 HERE = "budwood.methods.influence.index"
 SAMPLE = 512  # training rows whose coordinates' spread is measured
+SMALL = 1 << 21  # parameters up to which a question's whole gradient is folded in a few milliseconds
 MOST = 1 << 14  # coordinates of one question that are multiplied: its strongest
 
 
@@ -51,13 +54,16 @@ def index(session: Session) -> dict[str, Any]:
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     parameters = sum(m.out * m.columns for m in shop.maps)
     count = coords.wanted(cfg.coordinates, parameters)
+    share_folded = cfg.sketch if cfg.sketch is not None else 0.5 if parameters <= SMALL else 0.0
+    folded = int(count * share_folded)
     asked = {
         **own,
         "factors": str(factors.path),
         "damping": cfg.damping[0],
         "measurement": cfg.measurement,
         "calibration": cfg.calibration,
-        "count": count,
+        "count": count - folded,
+        "sketch": folded,
     }
     chosen = Job(f"{HERE}:choose_coordinates", asked, session.run.file("parts", "coordinates.safetensors"))
     with session.progress.stage("choose"):
@@ -74,13 +80,14 @@ def index(session: Session) -> dict[str, Any]:
     ]
     with session.progress.stage("index", len(jobs), sum(j.done for j in jobs)) as bar:
         run_jobs(jobs, cfg.workers, finished=lambda job: bar.advance(1))
-    kept, share = coords.load(chosen.output)
+    kept, share, sketch = coords.load(chosen.output)
     with session.progress.stage("save"):
-        _assemble(session, shop, factors, jobs, pieces, kept, share)
+        _assemble(session, factors, list(zip(jobs, pieces)), chosen.output)
     for job in [chosen, *jobs]:
         job.output.unlink()
     return {
         "coordinates": count,
+        "folded": sketch.size,
         "parameters": parameters,
         "share_of_coordinates": count / parameters,
         "share_of_energy": share,
@@ -90,6 +97,28 @@ def index(session: Session) -> dict[str, Any]:
         "train": len(shop.train),
         "bytes": session.run.file("index", "rows.npy").stat().st_size,
         "skipped": sorted(shop.skipped),
+    }
+
+
+def estimate(cfg: IndexConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:
+    """Figures of an index: coordinates, bytes, and seconds from a few rows that are timed."""
+    torch.set_num_threads(cfg.threads or torch.get_num_threads())
+    shop = open_shop(settings_for(cfg, models[0].text), task)
+    parameters = sum(m.out * m.columns for m in shop.maps)
+    count = coords.wanted(cfg.coordinates, parameters)
+    few = np.arange(min(8, len(shop.train)))
+    began = time.perf_counter()
+    coords.gradients(shop, shop.train, few, Question(), lambda m, g: None)
+    each = (time.perf_counter() - began) / len(few)
+    rows = len(shop.train)
+    return {
+        "parameters": parameters,
+        "coordinates": count,
+        "rows": rows,
+        "disk_bytes": 2 * count * rows + 4 * rows,
+        "memory_bytes": 4 * parameters * (coords.ROWS + 6),
+        # fitting (two passes and eigenbases), choosing, and the rows' own pass, each with turned gradients
+        "seconds": round(each * (4 * rows + 2 * min(rows, SAMPLE)) * 1.5 + 2, 1),
     }
 
 
@@ -118,42 +147,38 @@ def choose_coordinates(arguments: dict[str, Any], part: Path) -> None:
     rng = np.random.default_rng(seed_of(seed, "spread"))
     some = np.sort(rng.permutation(len(shop.train))[:SAMPLE])
     train = coords.spread(shop, shop.train, some, Question(), factors.bases, weights, centred=True)
-    coords.save(part, *coords.choose(queries, train, weights, arguments["count"]))
+    kept, share = coords.choose(queries, train, weights, arguments["count"])
+    coords.save(part, kept, share, coords.sketch_of(kept, train, weights, arguments["sketch"], seed))
 
 
 def index_shard(arguments: dict[str, Any], part: Path) -> None:
     """Job: kept coordinates and norms of one shard of training rows."""
     shop = open_shop(arguments)
     factors = Factors.open(Path(arguments["factors"]))
-    kept, _ = coords.load(Path(arguments["chosen"]))
+    kept, _, sketch = coords.load(Path(arguments["chosen"]))
     size = shop.cfg.shard_rows
     order = np.argsort(-shop.train.lengths_N, kind="stable")[arguments["shard"] * size :][:size]
     weights = coords.weights_of(factors, Setting("ekfac", arguments["damping"]), shop.maps)
-    stored, norms = coords.rows_of(shop, order, factors.bases, kept, weights)
+    stored, norms = coords.rows_of(shop, order, factors.bases, kept, weights, sketch)
     save_file({"rows": stored, "norms": norms}, part)
 
 
-def _assemble(
-    session: Session,
-    shop: Shop,
-    factors: Factors,
-    jobs: list[Job],
-    pieces: list[np.ndarray],
-    kept: coords.Coordinates,
-    share: float,
-) -> None:
-    size = sum(len(k.flat_K) for k in kept.values())
+def _assemble(session: Session, factors: Factors, parts: list[tuple[Job, np.ndarray]], chosen: Path) -> None:
+    """All shards as one file, with a row per coordinate: a question reads the coordinates it needs."""
+    shop = open_shop(settings_for(session.cfg, session.models[0].text), session.task)
+    kept, share, sketch = coords.load(chosen)
+    size = sum(len(k.flat_K) for k in kept.values()) + sketch.size
     with writing_directory(session.run.file("index")) as part:
         shape = (size, len(shop.train))
         rows = np.lib.format.open_memmap(part / "rows.npy", mode="w+", dtype=np.float16, shape=shape)
         norms = np.zeros(len(shop.train))
-        for job, piece in zip(jobs, pieces):
+        for job, piece in parts:
             found, _ = tree.load(job.output)
             rows[:, piece] = found["rows"].numpy()
             norms[piece] = found["norms"].numpy()
         rows.flush()
         np.save(part / "norms.npy", norms.astype(np.float32), allow_pickle=False)
-        coords.save(part / "coordinates.safetensors", kept, share)
+        coords.save(part / "coordinates.safetensors", kept, share, sketch)
         write_json(part / "train_ids.json", list(shop.train.ids))
         facts = {"damping": session.cfg.damping[0], "measurement": session.cfg.measurement, **identity(shop)}
         inside = factors.path.resolve().is_relative_to(session.run.path.resolve())
@@ -189,9 +214,27 @@ class Index:
         return Factors.open(own if own.is_absolute() else self.path.parent / own)
 
     @cached_property
+    def _chosen(self) -> tuple[dict[str, coords.Kept], float, coords.Sketch]:
+        return coords.load(self.path / "coordinates.safetensors")
+
+    @property
     def kept(self) -> dict[str, coords.Kept]:
         """The coordinates kept."""
-        return coords.load(self.path / "coordinates.safetensors")[0]
+        return self._chosen[0]
+
+    @property
+    def sketch(self) -> coords.Sketch:
+        """How the others are folded."""
+        return self._chosen[2]
+
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        """1 / (curvature + damping) of every coordinate."""
+        return coords.weights_of(self.factors, Setting("ekfac", self.facts["damping"]), self.shop.maps)
+
+    @cached_property
+    def _folds(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return self.sketch.folds(self.kept, self.weights)
 
     @cached_property
     def rows_KN(self) -> Tensor:
@@ -210,13 +253,20 @@ class Index:
 
     @cached_property
     def _scale_K(self) -> Tensor:
-        return torch.cat([k.weight_K * k.spread_K for k in self.kept.values()])
+        own = [k.weight_K * k.spread_K for k in self.kept.values()]
+        return torch.cat([*own, torch.full((self.sketch.size,), self.sketch.scale)])
 
     def ask(self, features: Features, most: int | None = MOST) -> tuple[np.ndarray, Tensor]:
         """(scores of all training rows [N], the question's coordinates) of one encoded question."""
         question = measurement(self.shop.read.objective, self.facts["measurement"])
+        bases = self.factors.bases
+        if self.sketch.size:
+            u_K = coords.whole_coordinates(
+                self.shop, features, question, bases, self.kept, self._folds, self.sketch.size
+            )
+            return self.answer(u_K, most), u_K
         every = np.arange(len(features))
-        u_K = coords.coordinates_of(self.shop, features, every, question, self.factors.bases, self.kept).sum(0)
+        u_K = coords.coordinates_of(self.shop, features, every, question, bases, self.kept).sum(0)
         return self.answer(u_K, most), u_K
 
     def answer(self, u_K: Tensor, most: int | None = MOST) -> np.ndarray:
@@ -244,14 +294,13 @@ class Index:
         """Scores of some training features with all coordinates: one more pass over just these rows."""
         question = measurement(self.shop.read.objective, self.facts["measurement"])
         bases = self.factors.bases
-        weights = coords.weights_of(self.factors, Setting("ekfac", self.facts["damping"]), self.shop.maps)
         asked: dict[str, Tensor] = {}
         coords.gradients(
             self.shop,
             features,
             np.arange(len(features)),
             question,
-            lambda m, g: asked.__setitem__(m.name, g.sum(0) * weights[m.name]),
+            lambda m, g: asked.__setitem__(m.name, g.sum(0) * self.weights[m.name]),
             bases,
         )
         score = np.zeros(len(wanted))
