@@ -6,6 +6,7 @@ and resumes leave the same bytes.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +80,11 @@ def fitted(bench: Bench) -> Factors:
     if wish == "auto":
         from budwood.methods.influence.growth import grown
 
-        return grown(bench)
-    return fitted_on(bench, rows if wish == "all" else min(rows, int(wish)), [])
+        factors = grown(bench)
+    else:
+        factors = fitted_on(bench, rows if wish == "all" else min(rows, int(wish)), [])
+    shutil.rmtree(bench.path / "parts", ignore_errors=True)  # only now are they worth nothing
+    return factors
 
 
 def fitted_on(bench: Bench, count: int, growth: Sequence[dict[str, Any]], place: Path | None = None) -> Factors:

@@ -5,6 +5,7 @@ Shapes: S settings, B rows of a batch, N rows, T positions, O out, I in (with th
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ def itself(session: Session) -> dict[str, Any]:
     for job, piece in zip(jobs, pieces):
         value_SN[:, piece] = np.load(job.output, allow_pickle=False)
     with session.progress.stage("save"):
-        return _written(session, shop, [s.text for s in settings], value_SN)
+        told = _written(session, shop, [s.text for s in settings], value_SN)
+    shutil.rmtree(session.run.file("parts"))
+    return told
 
 
 def _written(session: Session, shop: Shop, names: list[str], value_SN: np.ndarray) -> dict[str, Any]:

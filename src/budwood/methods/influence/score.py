@@ -8,6 +8,7 @@ Shapes: S settings, G groups (all modules, then modules or layers), Q queries, N
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,6 +75,8 @@ def score(session: Session) -> dict[str, Any]:
         told = _write(session, outcomes, rows)
     if cfg.profile:
         told["profile"] = profile(session)
+    for parts in session.run.path.rglob("parts"):
+        shutil.rmtree(parts)
     return told
 
 
