@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: env demo test lint format bench show-01 show-05 clean
+.PHONY: env demo test lint format bench show-01 clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -46,9 +46,6 @@ bench: env
 
 show-01: env
 	$(BIN)/python benchmarks/show_01.py
-
-show-05: env
-	$(BIN)/python benchmarks/show_05.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
