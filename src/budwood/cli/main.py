@@ -31,6 +31,7 @@ COMMANDS = {
     "inject": ("inject", "teach a new skill while keeping others: EWC, L2, replay, and what each costs"),
     "graft": ("graft", "cut a fine-tuned skill out as a small file: learn, show, overlap, stitch, subtract"),
     "probe": ("probe", "a probe on every layer of every model, with control task, description length and baselines"),
+    "influence": ("influence", "which training examples made a prediction: fit, score, self, index, query, show"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
     "runs": ("runs", "list runs; with --group mean, spread and median over seeds"),
     "compare": ("compare", "settings and metrics in which two runs differ"),
@@ -116,7 +117,7 @@ def _run(verb: str, words: list[str]) -> int:
     try:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, ValidationError) as e:
-        raise ConfigError(explain(e, verb)) from e
+        raise ConfigError(explain(e, name)) from e
     return code if isinstance(code, int) else 0
 
 

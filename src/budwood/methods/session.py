@@ -51,7 +51,7 @@ class Method(Protocol):
 RUNS = Path("runs")
 SEED = "@seed"  # in a reference: the seed of each child run, as in RUN/seeds/@seed
 # settings that name files: their content decides, not their place
-ARTEFACTS = frozenset({"ewc", "fisher", "fishers", "inside", "features_from", "checkpoints"})
+ARTEFACTS = frozenset({"ewc", "fisher", "fishers", "inside", "features_from", "checkpoints", "source"})
 
 
 def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:
@@ -115,9 +115,10 @@ def with_seeds(cfg: Any) -> Any:
 def settings_of(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, Any]:
     """The settings that decide the result: the verb's own, and the content of models and data."""
     own = {k: v for k, v in cfg.model_dump(mode="json").items() if k not in NEUTRAL}
-    artefacts = {k: getattr(cfg, k) for k in own if k in ARTEFACTS and getattr(cfg, k)}
-    artefacts = {k: v if isinstance(v, tuple) else (v,) for k, v in artefacts.items()}
-    own |= {k: [_content(path) for path in paths] for k, paths in artefacts.items()}
+    given = {k: getattr(cfg, k) for k in own if k in ARTEFACTS and getattr(cfg, k)}
+    listed = {k: v if isinstance(v, tuple) else (v,) for k, v in given.items()}
+    # one name may be a file here and a word there: `graft --fisher FILE`, `influence --fisher exact`
+    own |= {k: [_content(x) for x in v] for k, v in listed.items() if all(isinstance(x, Path) for x in v)}
     return {**own, "models": [fingerprint(m) for m in models], "task": task.name, "rows": task.digest}
 
 

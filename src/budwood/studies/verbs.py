@@ -108,6 +108,33 @@ VERBS = {
             "budwood.methods.probe.verb:probe",
             "budwood.methods.probe.estimate:probe",
         ),
+        *(
+            Verb(
+                f"influence {part}",
+                f"budwood.config.influence:{config}",
+                f"budwood.methods.influence.{part}:{part}",
+                f"budwood.methods.influence.estimate:{part}",
+            )
+            for part, config in (("fit", "FitConfig"), ("score", "ScoreConfig"))
+        ),
+        Verb(
+            "influence index",
+            "budwood.config.influence:IndexConfig",
+            "budwood.methods.influence.index:index",
+            "budwood.methods.influence.index:estimate",
+        ),
+        Verb(
+            "influence import",
+            "budwood.config.influence:ImportConfig",
+            "budwood.methods.influence.foreign:bring",
+            "budwood.methods.influence.foreign:estimate",
+        ),
+        Verb(
+            "influence self",
+            "budwood.config.influence:SelfConfig",
+            "budwood.methods.influence.itself:itself",
+            "budwood.methods.influence.estimate:itself",
+        ),
     )
 }
 

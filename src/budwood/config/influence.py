@@ -1,0 +1,275 @@
+"""Settings of `influence fit`, `score`, `self`, `index`, `query` and `show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+from pydantic import Field, field_validator, model_validator
+
+from budwood.config.base import Config
+from budwood.config.data import DATA, DataConfig
+from budwood.config.finetune import ReadConfig
+from budwood.config.run import JobsConfig, RunConfig, Switch
+
+INFLUENCE = Group("Influence", sort_key=3)
+STRATEGIES = ("ekfac", "kfac", "diagonal", "identity")  # by per-example gradients and curvature
+BASELINES = ("bm25", "tfidf", "representation", "tracin", "datainf", "trak")
+FisherOf = Literal["exact", "sampled", "empirical"]
+DType = Literal["float32", "bf16", "fp16"]
+
+
+class FactorConfig(Config):
+    """What the curvature factors depend on."""
+
+    strategy: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
+        ("ekfac",),
+        description="ekfac, kfac, diagonal, identity; several share the same passes. `score` also takes the baselines "
+        "bm25, tfidf, representation, tracin, datainf, trak. The first is the main one.",
+    )
+    fisher: Annotated[FisherOf | None, Parameter(group=INFLUENCE)] = Field(
+        None, description="Labels behind the curvature: exact (over all), sampled, empirical. Default: as in `fisher`."
+    )
+    fit_rows: Annotated[str, Parameter(group=INFLUENCE)] = Field(
+        "all", description="Training rows the factors are fitted on: all, a number, or auto (until ranks settle)."
+    )
+    modules: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
+        (), description="Only modules whose names match these globs."
+    )
+    diagonal_for: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
+        (), description="Also embedding, layernorm: covered with a diagonal."
+    )
+    train_split: Annotated[str, Parameter(group=INFLUENCE)] = Field("train", description="Split of the training rows.")
+    skip_nan: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(
+        False, description="Leave out rows whose loss is not finite, and list them, instead of stopping."
+    )
+    shard_rows: Annotated[int, Parameter(group=INFLUENCE)] = Field(
+        512, ge=1, description="Rows per file of partial results: what is lost when a run is killed."
+    )
+    max_memory: Annotated[str | None, Parameter(group=INFLUENCE)] = Field(
+        None, description="Most memory to use, e.g. 2GB; default: half of what is free."
+    )
+    profile: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(False, description="Print and store a phase table.")
+
+    @field_validator("fit_rows")
+    @classmethod
+    def _rows(cls, value: str) -> str:
+        if value not in ("all", "auto") and not (value.isdigit() and int(value) > 0):
+            raise ValueError("give all, auto or a number of rows")
+        return value
+
+    @field_validator("diagonal_for")
+    @classmethod
+    def _kinds(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := set(value) - {"embedding", "layernorm"}:
+            raise ValueError(f"'{min(unknown)}' is neither embedding nor layernorm")
+        return value
+
+
+class DampingConfig(Config):
+    """How the curvature is damped before it is inverted."""
+
+    damping: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
+        ("auto",),
+        description="Added to the curvature: a number, 0.1mean (that share of each module's mean), heuristic "
+        "(= 0.1mean) or auto (1 / sum of learning rates where the model's run has them, else heuristic). Several "
+        "cost no further pass; the first is the main one.",
+    )
+
+    @field_validator("damping")
+    @classmethod
+    def _labels(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(damping_label(v) for v in value))
+
+
+class FitConfig(FactorConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
+    """Everything `influence fit` can be told."""
+
+    @model_validator(mode="after")
+    def _known(self) -> FitConfig:
+        _check_strategies(self.strategy, STRATEGIES)
+        return self
+
+
+class ScoreConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
+    """Everything `influence score` can be told."""
+
+    factors: Annotated[Path | None, Parameter(group=INFLUENCE)] = Field(
+        None, description="A run of `influence fit` whose factors are used; default: fitted here."
+    )
+    query_split: Annotated[str | None, Parameter(group=INFLUENCE)] = Field(
+        None, description="Split of the queries; default: test where it has labels, else validation."
+    )
+    queries: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
+        (), description="A number: the first rows of the query split; or row ids."
+    )
+    measurement: Annotated[str, Parameter(group=INFLUENCE)] = Field(
+        "margin", description="What is explained of a query: margin, loss, or a user's function as package.module:name."
+    )
+    per_module: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(False, description="Also scores by module.")
+    per_layer: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(False, description="Also scores by layer.")
+    per_token: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(
+        False, description="Also scores by token of the training rows."
+    )
+    aggregate: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
+        (), description="query: one row, the sum over queries; train: one column, the sum over training rows."
+    )
+    checkpoints: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
+        (), description="Further checkpoints of the model: scores are averaged over them; TracIn sums over them."
+    )
+    checkpoint_rates: Annotated[tuple[float, ...], Parameter(group=INFLUENCE, negative="")] = Field(
+        (), description="Learning rate at each checkpoint (the model first), the weights of TracIn; default: equal."
+    )
+    scale: Annotated[Literal["mean", "sum"], Parameter(group=INFLUENCE)] = Field(
+        "mean", description="mean: scores divided by the number of training rows; sum: not."
+    )
+    dtype: Annotated[DType, Parameter(group=INFLUENCE)] = Field(
+        "float32", description="bf16, fp16: computed so where the hardware does, else stored so."
+    )
+    query_batch: Annotated[int | None, Parameter(group=INFLUENCE)] = Field(
+        None, ge=1, description="Queries per tile; default: by memory."
+    )
+    train_batch: Annotated[int | None, Parameter(group=INFLUENCE)] = Field(
+        None, ge=1, description="Most training rows per batch; default: by length."
+    )
+    projection: Annotated[int, Parameter(group=INFLUENCE)] = Field(
+        1024, ge=2, description="Numbers a gradient is projected to by the baseline trak."
+    )
+
+    @model_validator(mode="after")
+    def _known(self) -> ScoreConfig:
+        _check_strategies(self.strategy, (*STRATEGIES, *BASELINES))
+        if unknown := set(self.aggregate) - {"query", "train"}:
+            raise ValueError(f"--aggregate was given '{min(unknown)}': give query, train or both")
+        return self
+
+
+class SelfConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
+    """Everything `influence self` can be told."""
+
+    factors: Annotated[Path | None, Parameter(group=INFLUENCE)] = Field(
+        None, description="A run of `influence fit` whose factors are used; default: fitted here."
+    )
+    measurement: Annotated[str, Parameter(group=INFLUENCE)] = Field(
+        "loss", description="loss: g H^-1 g of the training loss; margin: the margin's gradient on one side."
+    )
+
+    @model_validator(mode="after")
+    def _known(self) -> SelfConfig:
+        _check_strategies(self.strategy, STRATEGIES)
+        return self
+
+
+class IndexConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
+    """Everything `influence index` can be told; `influence query` takes the same and a text."""
+
+    factors: Annotated[Path | None, Parameter(group=INFLUENCE)] = Field(
+        None, description="A run of `influence fit` whose factors are used; default: fitted here."
+    )
+    coordinates: Annotated[str, Parameter(group=INFLUENCE)] = Field(
+        "3%", description="Eigen-coordinates kept of every gradient: a number or a share of all."
+    )
+    sketch: Annotated[float | None, Parameter(group=INFLUENCE)] = Field(
+        None,
+        ge=0,
+        le=0.9,
+        description="Share of them that are random sums of all coordinates not kept. Default: half up to 2M parameters, "
+        "else none, since the whole gradient of a question has to be folded.",
+    )
+    calibration: Annotated[int, Parameter(group=INFLUENCE)] = Field(
+        64, ge=1, description="Queries (seeded sample of the validation rows) that decide which coordinates carry most."
+    )
+    measurement: Annotated[str, Parameter(group=INFLUENCE)] = Field(
+        "margin", description="What is explained of a query: margin or loss."
+    )
+
+    @model_validator(mode="after")
+    def _known(self) -> IndexConfig:
+        _check_strategies(self.strategy, ("ekfac",))
+        if len(self.damping) != 1:
+            raise ValueError("an index is built for one --damping; build another for another")
+        return self
+
+
+class QueryConfig(IndexConfig):
+    """Everything `influence query` can be told."""
+
+    task: Annotated[str, Parameter(group=DATA)] = Field(
+        "", description="The task of the training rows; default: that of the run which trained the model."
+    )
+    # --text, --text-pair and --label belong to the question here; columns of own files get longer names
+    text: Annotated[str | None, Parameter(name="--text-column", group=DATA)] = Field(
+        None, description="Column with the text."
+    )
+    text_pair: Annotated[str | None, Parameter(name="--text-pair-column", group=DATA)] = Field(
+        None, description="Column with the second text."
+    )
+    label: Annotated[str | None, Parameter(name="--label-column", group=DATA)] = Field(
+        None, description="Column with the label."
+    )
+    asked_text: Annotated[str, Parameter(name="--text", group=INFLUENCE)] = Field(
+        description="The text whose prediction is traced to training rows."
+    )
+    asked_pair: Annotated[str | None, Parameter(name="--text-pair", group=INFLUENCE)] = Field(
+        None, description="Its second text, for tasks with pairs."
+    )
+    asked_label: Annotated[str | None, Parameter(name="--label", group=INFLUENCE)] = Field(
+        None, description="Its label; default: what the model says."
+    )
+    top: Annotated[int, Parameter(group=INFLUENCE)] = Field(5, ge=0, description="Most helpful rows shown.")
+    bottom: Annotated[int, Parameter(group=INFLUENCE)] = Field(5, ge=0, description="Most harmful rows shown.")
+    exact: Annotated[int, Parameter(group=INFLUENCE)] = Field(
+        0, ge=0, description="Score this many of the best and worst rows again with all coordinates."
+    )
+
+
+class ImportConfig(DataConfig, RunConfig):
+    """Everything `influence import` can be told."""
+
+    source: Annotated[tuple[Path, ...], Parameter(parse=False)] = Field(
+        (), description="The file or directory of scores."
+    )
+    name: Annotated[str, Parameter(group=INFLUENCE)] = Field("foreign", description="What these scores are called.")
+    query_split: Annotated[str | None, Parameter(group=INFLUENCE)] = Field(
+        None, description="Split whose rows the queries are, in order; default: test where it has labels."
+    )
+    train_split: Annotated[str, Parameter(group=INFLUENCE)] = Field("train", description="Split of the training rows.")
+    negate: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(
+        False, description="Turn the sign: for scores in which positive means harm."
+    )
+
+
+def damping_label(given: str) -> str:
+    """The one way a damping is written: a number as %g, a share as 0.1mean, auto; anything else is refused.
+
+    >>> damping_label("1e-8"), damping_label("heuristic"), damping_label("0.10mean"), damping_label("auto")
+    ('1e-08', '0.1mean', '0.1mean', 'auto')
+    """
+    text = given.strip().lower()
+    if text == "auto":
+        return text
+    if text == "heuristic":
+        return "0.1mean"
+    number = text.removesuffix("mean")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(
+            f"--damping was given '{given}': give a number >= 0, such as 1e-8, or 0.1mean, heuristic, auto"
+        )
+    return f"{value:g}mean" if text.endswith("mean") else f"{value:g}"
+
+
+def _check_strategies(given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    from budwood.errors import nearest
+
+    if not given:
+        raise ValueError("--strategy names none")
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"--strategy was given '{name}': give one of {', '.join(known)}.{nearest(name, known)}".rstrip(".")
+            )

@@ -1,0 +1,1 @@
+"""Influence: which training examples made a prediction. Score matrices, baselines, the index, what people see."""
