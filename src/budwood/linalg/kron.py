@@ -132,3 +132,4 @@ def evidence(fitted_OI: Tensor, held_OI: Tensor, damping: float) -> float:
     """Mean surprise of held-out second moments under the damped curvature: log(c + d) + h / (c + d). Less is better."""
     damped = (fitted_OI.double() + damping).clamp_min(torch.finfo(torch.float64).tiny)
     return float((damped.log() + held_OI.double() / damped).mean())
+

@@ -188,11 +188,7 @@ def test_multihead_attention_is_covered(tmp_path: Path) -> None:
 def test_settings_and_dampings(tmp_path: Path) -> None:
     _, shop = toy("bert")
     factors = fit(shop, tmp_path)
-    assert [s.text for s in settings_of(("ekfac", "identity"), ("auto", "0.1"))] == [
-        "ekfac@auto",
-        "ekfac@0.1",
-        "identity",
-    ]
+    assert [s.text for s in settings_of(("ekfac", "identity"), ("auto", "0.1"))] == ["ekfac@auto", "ekfac@0.1", "identity"]
     name = shop.maps[0].name
     mean = float(factors.tensor(f"ekfac/{name}").mean())
     assert factors.damping(Setting("ekfac", "auto"), name) == pytest.approx(0.1 * mean)

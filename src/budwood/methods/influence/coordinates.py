@@ -247,7 +247,7 @@ def rows_of(
     weights: Mapping[str, Tensor],
     sketch: Sketch,
 ) -> tuple[Tensor, Tensor]:
-    """(stored_KB as float16 in units of spread, norm_B): kept coordinates of training rows, and exact self-influence."""
+    """(stored_KB as float16 in units of spread, norm_B): kept coordinates of rows, and their exact self-influence."""
     spread_K = torch.cat([k.spread_K for k in kept.values()])
     size = len(spread_K)
     stored = torch.zeros(size + sketch.size, len(order), dtype=torch.float16)

@@ -79,7 +79,7 @@ class Factors:
         found = {}
         for file in sorted(self.path.glob("*.safetensors")):
             with safe_open(file, framework="pt") as f:
-                found |= dict.fromkeys(f.keys(), file)  # noqa: SIM118
+                found |= {k: file for k in f.keys()}  # noqa: SIM118
         return found
 
     def tensor(self, key: str) -> Tensor:

@@ -106,7 +106,9 @@ def self_influence(shop: Shop, ready: Preconditioner, order: np.ndarray, measure
         seen: dict[str, Sides] = {}
         found = shop.like.new_zeros(len(ready.settings), len(index), dtype=torch.float64)
 
-        def use(question: int, m: Map, s: Sides, turners: Any = turners, seen: Any = seen, found: Any = found) -> None:
+        def use(
+            question: int, m: Map, s: Sides, turners: Any = turners, seen: Any = seen, found: Any = found
+        ) -> None:
             if question + 1 < len(asked):
                 seen[m.name] = s  # waits for the other side
                 return
@@ -139,3 +141,5 @@ def _add(found_SB: Any, ready: Preconditioner, m: Map, turners: list[Turner], bo
             for term in mine:
                 weighed = square if term.weight_OI is None else square * term.weight_OI
                 found_SB[term.setting, first:last] += weighed.flatten(1).sum(1, dtype=torch.float64)
+
+

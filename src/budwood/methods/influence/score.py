@@ -153,7 +153,7 @@ class _Desk:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """ "" for all modules, then modules or layers."""
+        """"" for all modules, then modules or layers."""
         return ("", *dict.fromkeys(g for m in self.shop.maps for g in groups_of(m, self.cfg)))
 
 

@@ -74,9 +74,7 @@ class Shop:
         """An empty tensor of the model's type and place."""
         return next(self.model.parameters()).new_empty(0)
 
-    def batches(
-        self, features: Features, order: np.ndarray, most: int = ROWS, tokens: int = TOKENS
-    ) -> list[np.ndarray]:
+    def batches(self, features: Features, order: np.ndarray, most: int = ROWS, tokens: int = TOKENS) -> list[np.ndarray]:
         """`order` cut into batches of rows of like length."""
         return [order[i] for i in budget_batches(features.lengths_N[order], tokens, most)]
 
