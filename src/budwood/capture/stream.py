@@ -87,8 +87,8 @@ def maps_of(
 
     parameters = named(model)
     kinds = _kinds(model)
-    left: dict[str, str] = {n: "used outside the modules that are understood" for n in coverage.looped}
-    left |= {n: "has no part in the loss" for n in coverage.unused}
+    left: dict[str, str] = dict.fromkeys(coverage.looped, "used outside the modules that are understood")
+    left |= dict.fromkeys(coverage.unused, "has no part in the loss")
     with recording(model, coverage.hooked, layout_of(batch, objective.targets(batch))) as io, torch.no_grad():
         objective.logits(model, batch)
     found: list[Map] = []

@@ -48,8 +48,9 @@ class Use:
     """One application of a module, example by example.
 
     `a`: the input a_BTI of a linear layer or Conv1D (of a Conv2d: its patches, places being positions), the normalised
-    input a_BTD of a norm, or the token ids a_BT of an embedding. `g_BTO`: the gradient of the output. `mask_BT`: which positions are real (None: all). `weight`, `bias`:
-    canonical names of the parameters applied (None: absent). `skip`: the id that an embedding never learns.
+    input a_BTD of a norm, or the token ids a_BT of an embedding. `g_BTO`: the gradient of the output. `mask_BT`: which
+    positions are real (None: all). `weight`, `bias`: canonical names of the parameters applied (None: absent). `skip`:
+    the id that an embedding never learns.
     """
 
     kind: Kind
@@ -225,7 +226,7 @@ class _Inside(TorchFunctionMode):
         if func is not nn.functional.multi_head_attention_forward:
             return func(*args, **(kwargs or {}))
         plain = nn.functional.linear
-        nn.functional.linear = self._linear  # type: ignore[assignment]
+        nn.functional.linear = self._linear
         try:
             return func(*args, **(kwargs or {}))
         finally:

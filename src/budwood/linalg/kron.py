@@ -128,8 +128,16 @@ def turned_back(grad_QOI: Tensor, q_OO: Tensor, q_II: Tensor) -> Tensor:
     return torch.matmul(q_OO, torch.matmul(grad_QOI, q_II.T))
 
 
-def evidence(fitted_OI: Tensor, held_OI: Tensor, damping: float) -> float:
-    """Mean surprise of held-out second moments under the damped curvature: log(c + d) + h / (c + d). Less is better."""
-    damped = (fitted_OI.double() + damping).clamp_min(torch.finfo(torch.float64).tiny)
-    return float((damped.log() + held_OI.double() / damped).mean())
+def reliability(first_OI: Tensor, second_OI: Tensor, damping: float) -> tuple[float, float, float]:
+    """(common, own, own) energy of scores whose curvature comes from either of two halves of the rows.
 
+    Coordinate c weighs 1 / (curvature + damping) and carries the energy of a gradient twice. common / sqrt(own own),
+    summed over maps, is the correlation to be expected between scores by the one half and by the other.
+
+    >>> reliability(torch.ones(2), torch.ones(2), 1.0)
+    (0.5, 0.5, 0.5)
+    """
+    first, second = first_OI.double(), second_OI.double()
+    energy = (first + second).square() / 4
+    one, other = inverse(first, damping), inverse(second, damping)
+    return float((energy * one * other).sum()), float((energy * one * one).sum()), float((energy * other * other).sum())

@@ -123,7 +123,7 @@ def _open(key: _Key) -> _Shop:
 
 def kind_for(cfg: FisherConfig, task: Task) -> FisherKind:
     """The kind asked for, else exact for few labels and sampled for many; exact over a vocabulary is refused."""
-    if cfg.kind in ("batched", "mas"):
+    if cfg.kind == "batched" or cfg.kind == "mas":
         return cfg.kind
     return labels_for(cfg.kind, task, "--kind")
 

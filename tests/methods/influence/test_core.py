@@ -12,7 +12,7 @@ from torch import nn
 from budwood.capture.coverage import cover
 from budwood.capture.gradients import per_example_grads
 from budwood.errors import ConfigError, ModelError
-from budwood.linalg.kron import EigenError, eigenbasis, evidence, gram_, inverse, mirrored, rotate_first, square_sum_
+from budwood.linalg.kron import EigenError, eigenbasis, gram_, inverse, mirrored, reliability, rotate_first, square_sum_
 from budwood.methods.influence.factors import SHARES, Factors, Setting, settings_of, weigh
 from budwood.methods.influence.itself import self_influence
 from budwood.methods.influence.moments import covariances, second_moments
@@ -188,7 +188,11 @@ def test_multihead_attention_is_covered(tmp_path: Path) -> None:
 def test_settings_and_dampings(tmp_path: Path) -> None:
     _, shop = toy("bert")
     factors = fit(shop, tmp_path)
-    assert [s.text for s in settings_of(("ekfac", "identity"), ("auto", "0.1"))] == ["ekfac@auto", "ekfac@0.1", "identity"]
+    assert [s.text for s in settings_of(("ekfac", "identity"), ("auto", "0.1"))] == [
+        "ekfac@auto",
+        "ekfac@0.1",
+        "identity",
+    ]
     name = shop.maps[0].name
     mean = float(factors.tensor(f"ekfac/{name}").mean())
     assert factors.damping(Setting("ekfac", "auto"), name) == pytest.approx(0.1 * mean)
@@ -197,16 +201,17 @@ def test_settings_and_dampings(tmp_path: Path) -> None:
         factors.check({"model_hash": "other"})
 
 
-def test_evidence_finds_the_noise() -> None:
+def test_evidence_asks_for_damping_where_halves_differ() -> None:
     torch.manual_seed(0)
-    truth = torch.ones(4000, dtype=torch.float64)
-    halves = [{"ekfac/m": truth * torch.distributions.Chi2(4.0).sample((4000,)).double() / 4} for _ in range(2)]
-    table = weigh(halves)
-    best = min(table, key=lambda x: x["surprise"])["share"]
-    assert best >= 0.3 and [t["share"] for t in table] == list(SHARES)  # few rows: much damping
-    sure = weigh([{"ekfac/m": torch.logspace(-3, 3, 4000).double()}] * 2)
-    assert min(sure, key=lambda x: x["surprise"])["share"] == SHARES[0]  # halves agree: none is needed
-    assert evidence(truth, truth, 0.0) == pytest.approx(1.0)
+    noisy = [{"ekfac/m": torch.distributions.Chi2(1.0).sample((4000,)).double()} for _ in range(2)]
+    found = weigh(noisy)
+    agreements = [x["agreement"] for x in found["sweep"]]
+    assert agreements == sorted(agreements) and [x["share"] for x in found["sweep"]] == list(SHARES)
+    assert found["best"] > 0.1 and max(agreements) > 0.99
+    same = {"ekfac/m": torch.logspace(-3, 3, 4000).double()}
+    assert weigh([same, same])["best"] == SHARES[0]  # halves agree: none is needed
+    common, one, other = reliability(noisy[0]["ekfac/m"], noisy[1]["ekfac/m"], 1e9)
+    assert common / (one * other) ** 0.5 == pytest.approx(1.0)
 
 
 def test_rows_without_a_finite_loss(tmp_path: Path) -> None:

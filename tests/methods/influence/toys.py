@@ -98,9 +98,7 @@ def gradients(c: Case, shop: Shop, value: Any = None) -> dict[str, Tensor]:
     return out
 
 
-def dense_scores(
-    query: dict[str, Tensor], train: dict[str, Tensor], factors: Factors, setting: Setting
-) -> np.ndarray:
+def dense_scores(query: dict[str, Tensor], train: dict[str, Tensor], factors: Factors, setting: Setting) -> np.ndarray:
     """score_QN with every block of the curvature written out as a matrix and inverted."""
     total = 0.0
     for name, u in query.items():

@@ -215,8 +215,7 @@ def _moments(bench: Bench, place: Path, count: int) -> dict[str, Any]:
         if not halves[1]:
             return {}
         kind = "ekfac" if any(k.startswith("ekfac/") for k in mean) else "diagonal"
-        sweep = made.weigh([{k: v / n for k, v in h.items()} for h, n in zip(halves, rows)], kind)
-    return {"best": min(sweep, key=lambda x: x["surprise"])["share"], "of": "mean", "sweep": sweep}
+        return made.weigh([{k: v / n for k, v in h.items()} for h, n in zip(halves, rows)], kind)
 
 
 def moment_shard(arguments: dict[str, Any], part: Path) -> None:

@@ -61,7 +61,8 @@ def _written(session: Session, shop: Shop, names: list[str], value_SN: np.ndarra
     ids = list(dict.fromkeys(shop.train.ids))
     at = {i: n for n, i in enumerate(ids)}
     by_row = np.zeros((len(names), len(ids)), np.float32)
-    np.add.at(by_row, (slice(None), np.array([at[i] for i in shop.train.ids])), value_SN)
+    for n, own in enumerate(shop.train.ids):
+        by_row[:, at[own]] += value_SN[:, n]
     table = pandas.DataFrame({"id": ids, **{f"self:{n}": by_row[i] for i, n in enumerate(names)}})
     with writing(session.run.file("records.parquet")) as part:
         table.to_parquet(part, index=False)
@@ -106,9 +107,7 @@ def self_influence(shop: Shop, ready: Preconditioner, order: np.ndarray, measure
         seen: dict[str, Sides] = {}
         found = shop.like.new_zeros(len(ready.settings), len(index), dtype=torch.float64)
 
-        def use(
-            question: int, m: Map, s: Sides, turners: Any = turners, seen: Any = seen, found: Any = found
-        ) -> None:
+        def use(question: int, m: Map, s: Sides, turners: Any = turners, seen: Any = seen, found: Any = found) -> None:
             if question + 1 < len(asked):
                 seen[m.name] = s  # waits for the other side
                 return
@@ -141,5 +140,3 @@ def _add(found_SB: Any, ready: Preconditioner, m: Map, turners: list[Turner], bo
             for term in mine:
                 weighed = square if term.weight_OI is None else square * term.weight_OI
                 found_SB[term.setting, first:last] += weighed.flatten(1).sum(1, dtype=torch.float64)
-
-

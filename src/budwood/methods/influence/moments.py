@@ -5,15 +5,17 @@ Shapes: B examples, T positions, I in (with the bias's 1), O out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from budwood.capture.gradients import Question
 from budwood.capture.questions import questions
 from budwood.capture.stream import Map, Sides
+from budwood.data.batch import Batch
 from budwood.linalg.kron import gram_, mirrored, rotate_first, square_sum_
 from budwood.methods.influence.workshop import Shop, sweep
 
@@ -128,5 +130,5 @@ def second_moments(
     return out
 
 
-def _ask(shop: Shop, batch: object) -> object:
-    return questions(shop.labels, shop.read.task, shop.read.objective, batch, shop.cfg.seed)  # type: ignore[arg-type]
+def _ask(shop: Shop, batch: Batch) -> Sequence[Question]:
+    return questions(shop.labels, shop.read.task, shop.read.objective, batch, shop.cfg.seed)

@@ -84,8 +84,6 @@ def query_rows(task: Task, cfg: ScoreConfig) -> list[Row]:
     if not cfg.queries:
         return rows
     by_id = {r.id: r for r in rows}
-    if len(cfg.queries) == 1 and cfg.queries[0].isdigit() and cfg.queries[0] not in by_id:
-        return rows[: int(cfg.queries[0])]
     if len(cfg.queries) == 1 and cfg.queries[0].isdigit():
         return rows[: int(cfg.queries[0])]
     for wish in cfg.queries:
@@ -153,7 +151,7 @@ class _Desk:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """"" for all modules, then modules or layers."""
+        """All modules (""), then modules or layers."""
         return ("", *dict.fromkeys(g for m in self.shop.maps for g in groups_of(m, self.cfg)))
 
 
@@ -237,7 +235,7 @@ def score_shard(arguments: dict[str, Any], part: Path) -> None:
         found["tokens"] = token_scores(shop, desk.ready, desk.blocks, desk.rows, order)
     found["skipped"] = np.array([i for i, n in enumerate(order) if shop.train.ids[n] in shop.skipped], np.int64)
     with part.open("wb") as f:
-        np.savez(f, **found)
+        np.savez(f, **found)  # type: ignore[arg-type]
 
 
 def meet(desk: _Desk, order: np.ndarray) -> np.ndarray:
@@ -278,8 +276,8 @@ def _assembled(desk: _Desk, factors: Factors, jobs: Sequence[Job], pieces: Seque
     by_token: list[np.ndarray | None] = [None] * len(shop.train)
     for job, piece in zip(jobs, pieces):
         with np.load(job.output, allow_pickle=False) as found:
-            at_n = np.array([columns[shop.train.ids[n]] for n in piece])
-            np.add.at(total, (slice(None), slice(None), at_q[:, None], at_n[None, :]), found["scores"])
+            at_n = [columns[shop.train.ids[n]] for n in piece]
+            _add_windows(total, at_q, np.array(at_n), found["scores"])
             shop.skipped.update(shop.train.ids[piece[i]] for i in found["skipped"])
             if "tokens" in found:
                 ends = np.cumsum([shop.train.lengths_N[n] + 1 for n in piece])[:-1]
@@ -287,6 +285,16 @@ def _assembled(desk: _Desk, factors: Factors, jobs: Sequence[Job], pieces: Seque
                     by_token[n] = own
     tokens = np.concatenate([t for t in by_token if t is not None], axis=2) if desk.cfg.per_token else None
     return Outcome(desk.ready.settings, desk.groups, total, tokens, factors, shop)
+
+
+def _add_windows(total_SGQN: np.ndarray, at_q: np.ndarray, at_n: np.ndarray, part_SGFB: np.ndarray) -> None:
+    """Add scores of features to those of their rows: windows of one document share an id, and their scores add up."""
+    if len(set(at_n)) == len(at_n) and len(set(at_q)) == len(at_q):
+        total_SGQN[:, :, at_q[:, None], at_n[None, :]] += part_SGFB
+        return
+    for f, q in enumerate(at_q):
+        for b, n in enumerate(at_n):
+            total_SGQN[:, :, q, n] += part_SGFB[:, :, f, b]
 
 
 def _write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row]) -> dict[str, Any]:
@@ -305,7 +313,8 @@ def _write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row]
     ) as desk:
         for i, setting in enumerate(outcomes[0].settings if outcomes else ()):
             for j, group in enumerate(outcomes[0].groups):
-                value = np.mean([o.total_SGQN[i, j] for o in outcomes], axis=0, dtype=np.float64) * scale
+                parts = [o.total_SGQN[i, j].astype(np.float64) for o in outcomes]
+                value: np.ndarray = sum(parts[1:], parts[0]) * (scale / len(parts))
                 value = value.sum(1, keepdims=True) if sum_train else value
                 matrix = _matrix(setting, group, cfg, outcomes[0].factors)
                 desk.put(matrix, slice(None), slice(None), value)
@@ -323,8 +332,8 @@ def _write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row]
     told = {**facts, "queries": len(queries), "train": len(train_ids), "n": len(train_ids)}
     told |= {"strategies": list(cfg.strategy), "agreement": agreement}
     session.progress.say(f"scores: {SIGN}; {facts['scale']}.")
-    for name, value in agreement.items():
-        session.progress.say(f"{name}: mean Spearman of {cfg.dtype} against float32 {value:.5f}")
+    for name, agreed in agreement.items():
+        session.progress.say(f"{name}: mean Spearman of {cfg.dtype} against float32 {agreed:.5f}")
     return told
 
 
@@ -403,7 +412,6 @@ def profile(session: Session) -> list[dict[str, Any]]:
     ]
     write_json(session.run.file("profile.json"), rows)
     for r in rows:
-        session.progress.say(
-            f"{r['phase']:<12} {r['calls']:>4} calls {r['mean']:>9.3f} s mean {r['total']:>9.3f} s {r['percent']:>5.1f} %"
-        )
+        times = f"{r['mean']:>9.3f} s mean {r['total']:>9.3f} s {r['percent']:>5.1f} %"
+        session.progress.say(f"{r['phase']:<12} {r['calls']:>4} calls {times}")
     return [{k: r[k] for k in ("phase", "calls")} for r in rows]

@@ -74,7 +74,9 @@ class Shop:
         """An empty tensor of the model's type and place."""
         return next(self.model.parameters()).new_empty(0)
 
-    def batches(self, features: Features, order: np.ndarray, most: int = ROWS, tokens: int = TOKENS) -> list[np.ndarray]:
+    def batches(
+        self, features: Features, order: np.ndarray, most: int = ROWS, tokens: int = TOKENS
+    ) -> list[np.ndarray]:
         """`order` cut into batches of rows of like length."""
         return [order[i] for i in budget_batches(features.lengths_N[order], tokens, most)]
 
@@ -184,8 +186,8 @@ def _refuse(shop: Shop, ids: list[str]) -> None:
         shown = ", ".join(f"'{i}'" for i in ids[:5])
         raise ModelError(
             f"The loss of {len(ids)} row{'s' if len(ids) > 1 else ''} is not finite: {shown}"
-            f"{' ...' if len(ids) > 5 else ''}. Look at them and at the model (`budwood doctor`), or leave them out with "
-            "--skip-nan."
+            f"{' ...' if len(ids) > 5 else ''}. Look at them and at the model (`budwood doctor`), or leave them out "
+            "with --skip-nan."
         )
     shop.skipped.update(ids)
 
