@@ -2,7 +2,7 @@
 
     python benchmarks/influence_index.py [--model tiny-bert --task tiny-entail --rows 2400 --coordinates 3%,10%]
 
-Calibration queries come from validation, the questions from another split (test) or from the rows not used to calibrate.
+Calibration queries and questions are different rows of the validation split.
 One JSON object: per share of the coordinates mean and worst Spearman, top-10 overlap, milliseconds, megabytes.
 """
 
