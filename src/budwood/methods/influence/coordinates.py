@@ -176,7 +176,7 @@ def sketch_of(kept: Coordinates, rows: Spread, weights: Mapping[str, Tensor], si
 
 def save(path: Path, kept: Coordinates, share: float, sketch: Sketch) -> None:
     """Write the choice."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, k in kept.items():
         tensors |= {f"flat/{name}": k.flat_K, f"weight/{name}": k.weight_K, f"spread/{name}": k.spread_K}
     tree.save(
