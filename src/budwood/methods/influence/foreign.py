@@ -117,7 +117,9 @@ def _bergson(path: Path) -> np.ndarray:
     """Bergson's structured file: one record per training row (or token), a score and a "written" flag per query."""
     info = read_json(path / "info.json")
     layout: Any = info["dtype"]
-    kind: Any = np.dtype(layout if isinstance(layout, dict) else [tuple(x) for x in layout])
+    if not isinstance(layout, dict):  # JSON has no tuples
+        layout = [tuple(field) for field in layout]
+    kind: Any = np.dtype(layout)
     records = np.memmap(path / "scores.bin", dtype=kind, mode="r")
     count = int(info["num_scores"])
     missing = sum(int((~records[f"written_{i}"].astype(bool)).sum()) for i in range(count))
