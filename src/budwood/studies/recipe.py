@@ -149,7 +149,7 @@ def commands(script: Script) -> list[str]:
     for step in script.steps:
         models = [REFERENCE.sub(lambda m: str(script.out / m[1]), x) for x in step.models]
         flags = [w for k, v in step.settings.items() for w in as_flag(k, v)]
-        lines.append(shlex.join(["budwood", step.verb, *models, *flags, "--out", str(script.out / step.id)]))
+        lines.append(shlex.join(["budwood", *step.verb.split(), *models, *flags, "--out", str(script.out / step.id)]))
     return lines
 
 
