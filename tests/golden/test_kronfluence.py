@@ -1,4 +1,4 @@
-"""Parity with kronfluence 1.0.1: four strategies, three dampings, float64 and empirical Fisher, from a stored reference.
+"""Parity with kronfluence 1.0.1: four strategies, three dampings, float64, empirical Fisher, from a stored reference.
 
 The reference is made by benchmarks/kronfluence_reference.py; where kronfluence is installed it is made again.
 """

@@ -174,8 +174,8 @@ class IndexConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfi
         None,
         ge=0,
         le=0.9,
-        description="Share of them that are random sums of all coordinates not kept. Default: half up to 2M parameters, "
-        "else none, since the whole gradient of a question has to be folded.",
+        description="Share of them that are random sums of all coordinates not kept. Default: half up to 2M "
+        "parameters, else none, since the whole gradient of a question has to be folded.",
     )
     calibration: Annotated[int, Parameter(group=INFLUENCE)] = Field(
         64, ge=1, description="Queries (seeded sample of the validation rows) that decide which coordinates carry most."

@@ -41,12 +41,13 @@ def baseline(
     if name == "tracin":
         weights = list(rates) or [1.0] * len(checkpoints)
         parts = [w * by_row(dot_scores(s), s) for w, s in zip(weights, checkpoints)]
-        return np.sum(parts, axis=0, dtype=np.float32)
+        return np.asarray(np.sum(parts, axis=0, dtype=np.float32))
     make: dict[str, Callable[[Pairing], np.ndarray]] = {
         "datainf": datainf_scores,
         "trak": lambda s: trak_scores(s, projection),
     }
-    return np.mean([by_row(make[name](s), s) for s in checkpoints], axis=0, dtype=np.float32)
+    parts = [by_row(make[name](s), s) for s in checkpoints]
+    return np.asarray(np.mean(parts, axis=0, dtype=np.float32))
 
 
 def write_baselines(session: Session, desk: Desk, queries: Sequence[Row], wanted: Sequence[str]) -> None:

@@ -176,7 +176,7 @@ def sketch_of(kept: Coordinates, rows: Spread, weights: Mapping[str, Tensor], si
 
 def save(path: Path, kept: Coordinates, share: float, sketch: Sketch) -> None:
     """Write the choice."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, k in kept.items():
         tensors |= {f"flat/{name}": k.flat_K, f"weight/{name}": k.weight_K, f"spread/{name}": k.spread_K}
     tree.save(
@@ -247,7 +247,7 @@ def rows_of(
     weights: Mapping[str, Tensor],
     sketch: Sketch,
 ) -> tuple[Tensor, Tensor]:
-    """(stored_KB as float16 in units of spread, norm_B): kept coordinates of training rows, and exact self-influence."""
+    """(stored_KB as float16 in units of spread, norm_B): kept coordinates of rows, and their exact self-influence."""
     spread_K = torch.cat([k.spread_K for k in kept.values()])
     size = len(spread_K)
     stored = torch.zeros(size + sketch.size, len(order), dtype=torch.float16)

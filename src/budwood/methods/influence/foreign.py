@@ -46,8 +46,8 @@ def bring(session: Session) -> dict[str, Any]:
         raise DataError(
             f"{cfg.source[0]} holds scores of {shape[0]} queries x {shape[1]} training rows; task "
             f"'{session.task.name}' has {len(queries)} rows of {cfg.query_split or session.task.reported} and "
-            f"{len(train)} of {cfg.train_split}. Give the split and --limit the scores were made with (rows are matched "
-            "by their order)."
+            f"{len(train)} of {cfg.train_split}. Give the split and --limit the scores were made with (rows "
+            "are matched by their order)."
         )
     sign = -1.0 if cfg.negate else 1.0
     facts = {
@@ -77,7 +77,7 @@ def estimate(cfg: ImportConfig, models: tuple[ModelRef, ...], task: Task) -> dic
 
 
 def read_scores(path: Path) -> dict[str, np.ndarray]:
-    """Scores [Q, N] by module ("all_modules": the whole) from .npy, .safetensors, or a kronfluence or bergson folder."""
+    """Scores [Q, N] by module ("all_modules": the whole) from .npy, .safetensors, a kronfluence or bergson folder."""
     if not path.exists():
         raise StoreError(f"There is no file or directory {path}. Give a .npy, a .safetensors or a scores directory.")
     if (path / "scores.bin").exists():
@@ -116,8 +116,10 @@ def _safetensors(path: Path) -> dict[str, np.ndarray]:
 def _bergson(path: Path) -> np.ndarray:
     """Bergson's structured file: one record per training row (or token), a score and a "written" flag per query."""
     info = read_json(path / "info.json")
-    layout = info["dtype"]
-    kind = np.dtype(layout if isinstance(layout, dict) else [tuple(x) for x in layout])
+    layout: Any = info["dtype"]
+    if not isinstance(layout, dict):  # JSON has no tuples
+        layout = [tuple(field) for field in layout]
+    kind: Any = np.dtype(layout)
     records = np.memmap(path / "scores.bin", dtype=kind, mode="r")
     count = int(info["num_scores"])
     missing = sum(int((~records[f"written_{i}"].astype(bool)).sum()) for i in range(count))
@@ -171,7 +173,7 @@ def write_kronfluence(factors: Factors, model: nn.Module, out: Path) -> None:
 
 
 def read_kronfluence(path: Path, shop: Shop, out: Path) -> Factors:
-    """A kronfluence `factors_NAME` directory as factors of our model at `out`; modules are matched by name and shape."""
+    """A kronfluence `factors_NAME` directory as factors of our model at `out`; modules are matched by name."""
     names = module_names(shop.model, shop.maps)
     theirs = {f: _tensors(path / f"{f}.safetensors") for f in (*FILES, *COUNTS.values())}
     tensors: dict[str, Tensor] = {}

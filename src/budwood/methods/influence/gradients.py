@@ -131,7 +131,7 @@ def by_row(value_QN: np.ndarray, pairing: Pairing) -> np.ndarray:
         if len(at) != len(rows) or (at != np.arange(len(rows))).any():
             shape = (len(rows), value_QN.shape[1]) if axis == 0 else (value_QN.shape[0], len(rows))
             total = np.zeros(shape, value_QN.dtype)
-            np.add.at(total, at if axis == 0 else (slice(None), at), value_QN)
+            np.add.at(total if axis == 0 else total.T, at, value_QN if axis == 0 else value_QN.T)
             value_QN = total
     return value_QN
 
@@ -141,7 +141,7 @@ def dot_scores(pairing: Pairing) -> np.ndarray:
     out = np.zeros((len(pairing.queries), len(pairing.train)), np.float32)
     for own, block in query_blocks(pairing):
         for index, grads in gradient_rows(pairing, pairing.train, Question(pairing.read.objective.loss)):
-            out[np.ix_(own, index)] = sum(block[n] @ g.T for n, g in grads.items()).numpy()  # type: ignore[union-attr]
+            out[np.ix_(own, index)] = sum(block[n] @ g.T for n, g in grads.items()).numpy()
     return out
 
 
@@ -172,7 +172,7 @@ def datainf_scores(pairing: Pairing) -> np.ndarray:
                 rest[n].addmm_((block[n] @ grads[n].T) * weight_B, grads[n])
         solved = {n: (block[n] - rest[n]) / damping[n] for n in live}
         for index, grads in gradient_rows(pairing, pairing.train, question):
-            out[np.ix_(own, index)] = sum(solved[n] @ grads[n].T for n in live).numpy()  # type: ignore[union-attr]
+            out[np.ix_(own, index)] = sum(solved[n] @ grads[n].T for n in live).numpy()
     return out
 
 

@@ -41,7 +41,8 @@ from budwood.store.files import read_json, write_json, writing_directory
 HERE = "budwood.methods.influence.index"
 SAMPLE = 512  # training rows whose coordinates' spread is measured
 SMALL = 1 << 21  # parameters up to which a question's whole gradient is folded in a few milliseconds
-MOST = 1 << 14  # coordinates of one question that are multiplied: its strongest
+NUMBERS = 1 << 26  # of stored coordinates multiplied for one question
+MOST = 1 << 14  # its strongest coordinates: never fewer are multiplied
 
 
 def index(session: Session) -> dict[str, Any]:
@@ -256,7 +257,7 @@ class Index:
         own = [k.weight_K * k.spread_K for k in self.kept.values()]
         return torch.cat([*own, torch.full((self.sketch.size,), self.sketch.scale)])
 
-    def ask(self, features: Features, most: int | None = MOST) -> tuple[np.ndarray, Tensor]:
+    def ask(self, features: Features, most: int | None = None) -> tuple[np.ndarray, Tensor]:
         """(scores of all training rows [N], the question's coordinates) of one encoded question."""
         question = measurement(self.shop.read.objective, self.facts["measurement"])
         bases = self.factors.bases
@@ -269,10 +270,13 @@ class Index:
         u_K = coords.coordinates_of(self.shop, features, every, question, bases, self.kept).sum(0)
         return self.answer(u_K, most), u_K
 
-    def answer(self, u_K: Tensor, most: int | None = MOST) -> np.ndarray:
-        """Scores from a question's coordinates; `most`: only its strongest coordinates are multiplied (None: all)."""
+    def answer(self, u_K: Tensor, most: int | None = None) -> np.ndarray:
+        """Scores from a question's coordinates; `most`: only its strongest coordinates are multiplied (None: as many as
+        fit into `NUMBERS`).
+        """
         weighed_K = u_K * self._scale_K
-        if most is not None and most < len(weighed_K):
+        most = max(MOST, NUMBERS // max(1, self.rows_KN.shape[1])) if most is None else most
+        if most < len(weighed_K):
             strong = weighed_K.abs().topk(most).indices.sort().values
             score_N = weighed_K[strong] @ self.rows_KN.index_select(0, strong).float()
         else:

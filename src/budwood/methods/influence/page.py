@@ -9,11 +9,12 @@ from typing import Any
 
 WIDTH = 96
 STYLE = """
-:root{color-scheme:light dark}body{font:16px/1.55 system-ui,sans-serif;max-width:52rem;margin:2.5rem auto;padding:0 1rem;
-color:#1f2430;background:#fff}h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}
+:root{color-scheme:light dark}body{font:16px/1.55 system-ui,sans-serif;max-width:52rem;margin:2.5rem auto;
+padding:0 1rem;color:#1f2430;background:#fff}h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}
 article{border-left:4px solid #2a7f62;padding:.2rem 0 .2rem .9rem;margin:1rem 0}article.hurts{border-color:#b3432b}
-article.query{border-color:#4a5568}p{margin:.3rem 0}.meta{font-size:.85rem;color:#5b6472;font-variant-numeric:tabular-nums}
-.tokens span{border-radius:3px;padding:0 1px}.bars{display:grid;grid-template-columns:5rem 1fr 5rem;gap:.1rem .6rem;
+article.query{border-color:#4a5568}p{margin:.3rem 0}.meta{font-size:.85rem;color:#5b6472}
+.meta{font-variant-numeric:tabular-nums}.tokens span{border-radius:3px;padding:0 1px}
+.bars{display:grid;grid-template-columns:5rem 1fr 5rem;gap:.1rem .6rem;
 font-size:.8rem;font-variant-numeric:tabular-nums;max-width:28rem}.bars i{display:block;height:.7rem;margin-top:.35rem}
 .bars b{font-weight:400;text-align:right}
 @media(prefers-color-scheme:dark){body{background:#14161a;color:#e6e8ec}.meta{color:#a2a9b4}}"""

@@ -128,7 +128,8 @@ def writing_scores(
 
     `facts` go into index.json; usual keys: measurement, sign, scale, model, model_hash, task, query_split, train_split.
     """
-    _check_ids(query_ids, "query"), _check_ids(train_ids, "training")
+    _check_ids(query_ids, "query")
+    _check_ids(train_ids, "training")
     if tokens is not None:
         assert len(tokens.words) == len(train_ids)
     with writing_directory(path) as part:

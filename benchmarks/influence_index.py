@@ -1,0 +1,101 @@
+"""The index against full EKFAC on held-out queries, and how long a question takes beyond its backward pass.
+
+    python benchmarks/influence_index.py [--model tiny-bert --task tiny-entail --rows 2400 --coordinates 3%,10%]
+
+Calibration queries and questions are different rows of the validation split.
+One JSON object: per share of the coordinates mean and worst Spearman, top-10 overlap, milliseconds, megabytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import budwood as bw
+from budwood.config.influence import IndexConfig, ScoreConfig
+from budwood.linalg.ranking import spearman_by_row, top_k
+from budwood.methods.influence.index import Index, calibration_rows
+from budwood.methods.influence.query import plain_backward
+from budwood.methods.influence.scores import Scores
+from budwood.methods.influence.workshop import open_shop, settings_for
+from budwood.studies.verbs import run_verb
+
+
+def measure(given: argparse.Namespace, place: Path) -> dict[str, Any]:
+    tuned = place / "tuned"
+    common = {"task": given.task, "limit": given.rows, "limit_eval": 128, "threads": given.threads, "progress": "none"}
+    if given.data_dir:
+        common["data_dir"] = (given.data_dir,)
+    trained = bw.finetune(given.model, num_train_epochs=given.epochs, out=tuned, **common)
+    run_verb("influence score", ScoreConfig(**common, query_split="validation", out=place / "score"), [str(tuned)])
+    full = Scores.open(place / "score").whole()
+    results = []
+    for share in given.coordinates.split(","):
+        cfg = IndexConfig(
+            **common, coordinates=share, calibration=64, factors=place / "score", out=place / f"index-{share}"
+        )
+        made = run_verb("influence index", cfg, [str(tuned)])
+        results.append({"asked": share, **compare(made.run, cfg, str(tuned), full), "seconds": made.cost["seconds"]})
+    return {"model": given.model, "task": given.task, "score": trained.metrics["score"], "results": results}
+
+
+def compare(run: Path, cfg: IndexConfig, tuned: str, full: np.ndarray) -> dict[str, Any]:
+    shop = open_shop(settings_for(cfg, tuned))
+    index = Index.open(run, shop)
+    task = shop.read.task
+    rows = task.rows("validation")
+    used = set(calibration_rows(task, cfg.calibration, cfg.seed))
+    held = [i for i in range(len(rows)) if i not in used]
+    ours, beyond = [], []
+    for i in held:
+        features = shop.read.encode([rows[i]])
+        best = []
+        for _ in range(3):
+            began = time.perf_counter()
+            plain_backward(index, features)
+            middle = time.perf_counter()
+            score_N, _u = index.ask(features)
+            best.append(1e3 * (time.perf_counter() - middle - (middle - began)))
+        ours.append(score_N)
+        beyond.append(min(best))
+    found, want = np.stack(ours), full[held]
+    rho = spearman_by_row(found, want)
+    both = [len(set(a) & set(b)) / 10 for a, b in zip(top_k(found, 10), top_k(want, 10))]
+    return {
+        "coordinates": len(index.rows_KN),
+        "share": len(index.rows_KN) / sum(m.out * m.columns for m in shop.maps),
+        "train": len(index.ids),
+        "held_out": len(held),
+        "spearman": float(rho.mean()),
+        "worst": float(rho.min()),
+        "top10": float(np.mean(both)),
+        "ms_beyond_backward": statistics.median(beyond),
+        "mb": index.rows_KN.numel() * 2 / 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="tiny-bert")
+    parser.add_argument("--task", default="tiny-entail")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--rows", type=int, default=2400)
+    parser.add_argument("--epochs", type=float, default=3)
+    parser.add_argument("--coordinates", default="3%,10%")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    with tempfile.TemporaryDirectory() as place:
+        print(json.dumps(measure(given, Path(place)), indent=1))
+
+
+if __name__ == "__main__":
+    main()
