@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from budwood.cli.main import COMMANDS, main
+from budwood.cli.main import COMMANDS, build, main
 from budwood.config.data import TaskFileConfig
 from budwood.studies.recipe import read_recipe
 
@@ -67,13 +68,17 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_flags_named_in_the_docs_exist() -> None:
+    from budwood.config.influence import QueryConfig
     from budwood.config.options import option_names
     from budwood.studies.verbs import VERBS
 
     known = {
         o for v in VERBS.values() for c in (v.settings,) for n, f in c.model_fields.items() for o in option_names(n, f)
     }
-    known |= {"--small", "--group", "--help", "--version", "--model"}
+    known |= {"--small", "--group", "--help", "--version", "--model", "--format"}
+    known |= {o for n, f in QueryConfig.model_fields.items() for o in option_names(n, f)}
+    shown = build(["influence"])["influence"]["show"].default_command
+    known |= {"--" + name.replace("_", "-") for name in inspect.signature(shown).parameters}
     for page in PAGES:
         used = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", page.read_text()))
         assert used <= known, (page.name, used - known)

@@ -237,7 +237,8 @@ def save_shard(read: Reading, encoded: Features, index: np.ndarray, kind: Featur
             whole[torch.from_numpy(at)] = piece.cpu()
     scale = torch.tensor([max(float(x.abs().max()) if len(x) else 0.0, 1e-20) / PEAK for x in layers])
     tensors = {f"layer.{i}": (x / scale[i]).half() for i, x in enumerate(layers)}
-    save_file({**tensors, "scale": scale}, part, {"format": str(FORMAT), "kind": kind})
+    # one entry: several are written in an order that changes from one process to the next
+    save_file({**tensors, "scale": scale}, part, {"features": f"{kind}, format {FORMAT}"})
 
 
 def bytes_of(read: Reading, encoded: Features, kind: FeatureKind) -> int:
