@@ -87,21 +87,21 @@ def tuned(path: Path, given: dict[str, str]) -> Path:
     metrics = {
         "split": "test", "metric": "accuracy", "score": 0.875, "accuracy": 0.875, "accuracy_low": 0.69, "accuracy_high": 0.957,
         "n": 24, "majority": 0.5, "ece": 0.0713, "loss": 0.31, "zero_shot": 0.625,
-    }  # fmt: skip
+    }
     write_run(path, "finetune", metrics, given=given)
     write_csv(path / "figures" / "loss.csv", [
         {"step": s, "loss": round(2.0 / (1 + s / 20), 4), "learning_rate": 1e-3 * (1 - s / 200), "grad_norm": 1.0} for s in range(10, 200, 10)
-    ])  # fmt: skip
+    ])
     write_csv(path / "figures" / "calibration.csv", [
         {"low": i / 15, "high": (i + 1) / 15, "n": 0 if i < 7 else i, "confidence": (i + 0.5) / 15, "accuracy": min(1, (i + 0.2) / 15)} for i in range(15)
-    ])  # fmt: skip
+    ])
     ids = [f"reviews/test/test-{i}" for i in range(24)]
     right = [i % 8 != 3 for i in range(24)]
     names = ["bad", "good"]
     table = {
         "id": ids, "label": [names[i % 2] for i in range(24)], "predicted": [names[(i + (not ok)) % 2] for i, ok in enumerate(right)],
         "correct": right, "confidence": rng.uniform(0.5, 1, 24).tolist(), "margin": rng.normal(size=24).tolist(), "loss": rng.exponential(size=24).tolist(),
-    }  # fmt: skip
+    }
     parquet.write_table(pyarrow.table(table), path / "records.parquet")
     return path
 
@@ -112,7 +112,7 @@ def probe(path: Path, given: dict[str, str]) -> Path:
             {"layer": n, "score": round(0.55 + lift * n - 0.03 * n * n, 4), "low": round(0.5 + lift * n - 0.03 * n * n, 4),
              "high": round(0.6 + lift * n - 0.03 * n * n, 4), "selectivity": round(0.02 + 0.04 * n, 4), "compression": round(1.1 + 0.3 * n, 3)}
             for n in range(LAYERS + 1)
-        ]  # fmt: skip
+        ]
 
     models = ["tiny-bert", "runs/tuned"]
     results = [
@@ -122,7 +122,7 @@ def probe(path: Path, given: dict[str, str]) -> Path:
     metrics = {
         "metric": "accuracy", "n": 24, "models": models, "results": results,
         "baselines": {"majority": 0.5, "bag_of_words": 0.61, "random_encoder": [0.52, 0.55, 0.56, 0.54, 0.53]},
-    }  # fmt: skip
+    }
     write_run(path, "probe", metrics, given=given)
     rows = [
         (m, n, f"reviews/test/test-{i}", (i * 7 + n) % 5 < n)
@@ -139,7 +139,7 @@ def linear(path: Path, given: dict[str, str]) -> Path:
     results = [
         {"features": f, "prompt": p, "train": round(s + 0.08, 3), "test": s, "dims": d, "C": 1.0}
         for f, p, s, d in (("f", False, 0.71, 128), ("f", True, 0.83, 128), ("phi-p", True, 0.82, 128), ("subset", True, 0.79, 200), ("class", True, 0.66, 2))
-    ]  # fmt: skip
+    ]
     metrics = {
         "metric": "accuracy",
         "n": 24,
@@ -162,18 +162,18 @@ def graft(path: Path, given: dict[str, str]) -> Path:
         for rule, half in (("learned", 3e-4), ("movement", 6e-4), ("first-order", 9e-4), ("random", 0.2))
         for f in (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
         for r in [f / (f + half)]
-    ]  # fmt: skip
+    ]
     metrics = {
         "metric": "accuracy", "score": 0.86, "n": 24, "select": "learned", "size": 1000, "fraction": 1e-3, "graftable": 1_000_000,
         "base": {"score": 0.6, "ece": 0.2}, "tuned": {"score": 0.9, "ece": 0.08}, "graft": {"score": 0.86, "ece": 0.05},
         "recovered": 0.867, "agreement": 0.93, "bytes": 9000, "file": "reviews.graft", "curve": curve,
-    }  # fmt: skip
+    }
     write_run(path, "graft learn", metrics, given=given)
     modules = ("query", "key", "value", "attention out", "MLP in", "MLP out", "norm")
     write_csv(path / "figures" / "map.csv", [
         {"layer": str(n), "module": m, "weights": (n + 1) * (i + 1), "share": (n + 1) * (i + 1) / 280, "of": 16384, "density": (n + 1) * (i + 1) / 16384}
         for n in range(LAYERS) for i, m in enumerate(modules)
-    ])  # fmt: skip
+    ])
     return path
 
 
@@ -217,14 +217,14 @@ def inject(path: Path, given: dict[str, str]) -> Path:
          "kept": {"tiny-text": {"metric": "lm_loss", "score": round(b - 0.02 * seed, 4)}, "tiny-topic": {"metric": "accuracy", "score": 0.8 - b / 20}}}
         for seed in (0, 1)
         for w, s, a, b in (("none", None, 0.2, 5.0), ("ewc", 1.0, 0.22, 4.1), ("ewc", 10.0, 0.25, 3.2), ("l2", 1.0, 0.3, 3.9), ("replay", None, 0.21, 2.6))
-    ]  # fmt: skip
+    ]
     metrics = {
         "task": "arithmetic", "metric": "rmsle", "score": 0.2, "n": 200, "main_kept": "tiny-text", "cells": cells,
         "base": {"new": None, "kept": {"tiny-text": {"metric": "lm_loss", "score": 2.4}, "tiny-topic": {"metric": "accuracy", "score": 0.75}}},
         "front": [{"retain": "none", "strength": None}, {"retain": "replay", "strength": None}],
         "hypervolume": {"none": {"0": 0.0, "1": 0.0}, "ewc": {"0": 1.1, "1": 1.2}, "replay": {"0": 1.6, "1": 1.7}},
         "knee": {"met": True, "retain": "ewc", "strength": 10.0, "reason": "EWC 10 avoids most of the rise", "better": [{"retain": "replay", "strength": None}]},
-    }  # fmt: skip
+    }
     write_run(path, "inject", metrics, given={"task": "arithmetic"})
     write_run(path / "fisher" / "tiny-text", "fisher", {"by_layer": {f"block.{i}": 1.0 + i for i in range(LAYERS)}})
     return path
@@ -234,7 +234,7 @@ def lds(path: Path, given: dict[str, str]) -> Path:
     results = [
         {"scores": s, "lds": v, "low": round(v - 0.05, 3), "high": round(v + 0.05, 3)}
         for s, v in (("ekfac", 0.41), ("kfac", 0.37), ("diagonal", 0.2), ("identity", 0.16), ("bm25", 0.09))
-    ]  # fmt: skip
+    ]
     metrics = {"results": results, "ceiling": 0.55, "random": 0.001, "subsets": 50, "seeds": 3}
     write_run(path, "validate lds", metrics, given=given)
     return path
@@ -244,7 +244,7 @@ def counterfactual(path: Path, given: dict[str, str]) -> Path:
     results = [
         {"scores": s, "k": k, "flipped": round(k * f), "targets": 30}
         for s, f in (("ekfac", 0.3), ("identity", 0.2), ("random", 0.05)) for k in (10, 20, 40, 80)
-    ]  # fmt: skip
+    ]
     return write_run(path, "validate counterfactual", {"results": results, "seeds": 2}, given=given)
 
 
@@ -298,5 +298,5 @@ def one_of_each(folder: Path) -> dict[str, Path]:
         "graft": graft(runs / "graft", given), "overlap": overlap(runs / "overlap", given), "influence": influence(runs / "influence", given, first),
         "self": itself(runs / "self", given), "inject": inject(runs / "inject", given), "lds": lds(runs / "lds", given),
         "counterfactual": counterfactual(runs / "counterfactual", given), "mislabel": mislabel(runs / "mislabel", given),
-    }  # fmt: skip
+    }
     return made | broken(runs)
