@@ -188,6 +188,9 @@ class IndexConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfi
 class QueryConfig(IndexConfig):
     """Everything `influence query` can be told."""
 
+    task: Annotated[str, Parameter(group=DATA)] = Field(
+        "", description="The task of the training rows; default: that of the run which trained the model."
+    )
     # --text, --text-pair and --label belong to the question here; columns of own files get longer names
     text: Annotated[str | None, Parameter(name="--text-column", group=DATA)] = Field(
         None, description="Column with the text."
@@ -212,9 +215,6 @@ class QueryConfig(IndexConfig):
     exact: Annotated[int, Parameter(group=INFLUENCE)] = Field(
         0, ge=0, description="Score this many of the best and worst rows again with all coordinates."
     )
-
-
-ASKED = frozenset({"asked_text", "asked_pair", "asked_label", "top", "bottom", "exact"})  # of a question, not of the index
 
 
 def damping_label(given: str) -> str:
