@@ -85,22 +85,50 @@ def write_reviews(folder: Path, train: int = 60, test: int = 24, hostile: bool =
 def tuned(path: Path, given: dict[str, str]) -> Path:
     rng = np.random.default_rng(0)
     metrics = {
-        "split": "test", "metric": "accuracy", "score": 0.875, "accuracy": 0.875, "accuracy_low": 0.69, "accuracy_high": 0.957,
-        "n": 24, "majority": 0.5, "ece": 0.0713, "loss": 0.31, "zero_shot": 0.625,
+        "split": "test",
+        "metric": "accuracy",
+        "score": 0.875,
+        "accuracy": 0.875,
+        "accuracy_low": 0.69,
+        "accuracy_high": 0.957,
+        "n": 24,
+        "majority": 0.5,
+        "ece": 0.0713,
+        "loss": 0.31,
+        "zero_shot": 0.625,
     }
     write_run(path, "finetune", metrics, given=given)
-    write_csv(path / "figures" / "loss.csv", [
-        {"step": s, "loss": round(2.0 / (1 + s / 20), 4), "learning_rate": 1e-3 * (1 - s / 200), "grad_norm": 1.0} for s in range(10, 200, 10)
-    ])
-    write_csv(path / "figures" / "calibration.csv", [
-        {"low": i / 15, "high": (i + 1) / 15, "n": 0 if i < 7 else i, "confidence": (i + 0.5) / 15, "accuracy": min(1, (i + 0.2) / 15)} for i in range(15)
-    ])
+    write_csv(
+        path / "figures" / "loss.csv",
+        [
+            {"step": s, "loss": round(2.0 / (1 + s / 20), 4), "learning_rate": 1e-3 * (1 - s / 200), "grad_norm": 1.0}
+            for s in range(10, 200, 10)
+        ],
+    )
+    write_csv(
+        path / "figures" / "calibration.csv",
+        [
+            {
+                "low": i / 15,
+                "high": (i + 1) / 15,
+                "n": 0 if i < 7 else i,
+                "confidence": (i + 0.5) / 15,
+                "accuracy": min(1, (i + 0.2) / 15),
+            }
+            for i in range(15)
+        ],
+    )
     ids = [f"reviews/test/test-{i}" for i in range(24)]
     right = [i % 8 != 3 for i in range(24)]
     names = ["bad", "good"]
     table = {
-        "id": ids, "label": [names[i % 2] for i in range(24)], "predicted": [names[(i + (not ok)) % 2] for i, ok in enumerate(right)],
-        "correct": right, "confidence": rng.uniform(0.5, 1, 24).tolist(), "margin": rng.normal(size=24).tolist(), "loss": rng.exponential(size=24).tolist(),
+        "id": ids,
+        "label": [names[i % 2] for i in range(24)],
+        "predicted": [names[(i + (not ok)) % 2] for i, ok in enumerate(right)],
+        "correct": right,
+        "confidence": rng.uniform(0.5, 1, 24).tolist(),
+        "margin": rng.normal(size=24).tolist(),
+        "loss": rng.exponential(size=24).tolist(),
     }
     parquet.write_table(pyarrow.table(table), path / "records.parquet")
     return path
@@ -109,8 +137,14 @@ def tuned(path: Path, given: dict[str, str]) -> Path:
 def probe(path: Path, given: dict[str, str]) -> Path:
     def layers(lift: float) -> list[dict[str, Any]]:
         return [
-            {"layer": n, "score": round(0.55 + lift * n - 0.03 * n * n, 4), "low": round(0.5 + lift * n - 0.03 * n * n, 4),
-             "high": round(0.6 + lift * n - 0.03 * n * n, 4), "selectivity": round(0.02 + 0.04 * n, 4), "compression": round(1.1 + 0.3 * n, 3)}
+            {
+                "layer": n,
+                "score": round(0.55 + lift * n - 0.03 * n * n, 4),
+                "low": round(0.5 + lift * n - 0.03 * n * n, 4),
+                "high": round(0.6 + lift * n - 0.03 * n * n, 4),
+                "selectivity": round(0.02 + 0.04 * n, 4),
+                "compression": round(1.1 + 0.3 * n, 3),
+            }
             for n in range(LAYERS + 1)
         ]
 
@@ -120,25 +154,35 @@ def probe(path: Path, given: dict[str, str]) -> Path:
         for m, lift, best in zip(models, (0.15, 0.18), (3, 3))
     ]
     metrics = {
-        "metric": "accuracy", "n": 24, "models": models, "results": results,
+        "metric": "accuracy",
+        "n": 24,
+        "models": models,
+        "results": results,
         "baselines": {"majority": 0.5, "bag_of_words": 0.61, "random_encoder": [0.52, 0.55, 0.56, 0.54, 0.53]},
     }
     write_run(path, "probe", metrics, given=given)
-    rows = [
-        (m, n, f"reviews/test/test-{i}", (i * 7 + n) % 5 < n)
-        for m in models
-        for n in range(LAYERS + 1)
-        for i in range(24)
-    ]
-    columns = dict(zip(("model", "layer", "id", "correct"), map(list, zip(*rows))))
-    parquet.write_table(pyarrow.table(columns), path / "records.parquet")
+    names = ["bad", "good"]
+    for m, name in enumerate(("0-tiny-bert", "1-tuned")):
+        for n in range(LAYERS + 1):
+            right = [(i * 7 + n + m) % 5 < n for i in range(24)]
+            lines = [
+                {"id": f"reviews/test/test-{i}", "label": names[i % 2], "predicted": names[(i + (not ok)) % 2]}
+                for i, ok in enumerate(right)
+            ]
+            write_csv(path / "predictions" / name / f"layer_{n:02d}.csv", lines)
     return path
 
 
 def linear(path: Path, given: dict[str, str]) -> Path:
     results = [
         {"features": f, "prompt": p, "train": round(s + 0.08, 3), "test": s, "dims": d, "C": 1.0}
-        for f, p, s, d in (("f", False, 0.71, 128), ("f", True, 0.83, 128), ("phi-p", True, 0.82, 128), ("subset", True, 0.79, 200), ("class", True, 0.66, 2))
+        for f, p, s, d in (
+            ("f", False, 0.71, 128),
+            ("f", True, 0.83, 128),
+            ("phi-p", True, 0.82, 128),
+            ("subset", True, 0.79, 200),
+            ("class", True, 0.66, 2),
+        )
     ]
     metrics = {
         "metric": "accuracy",
@@ -158,22 +202,52 @@ def fisher(path: Path, given: dict[str, str]) -> Path:
 
 def graft(path: Path, given: dict[str, str]) -> Path:
     curve = [
-        {"select": rule, "fraction": f, "size": round(f * 1e6), "score": round(0.6 + 0.3 * r, 4), "recovered": round(r, 4), "ece": 0.05}
+        {
+            "select": rule,
+            "fraction": f,
+            "size": round(f * 1e6),
+            "score": round(0.6 + 0.3 * r, 4),
+            "recovered": round(r, 4),
+            "ece": 0.05,
+        }
         for rule, half in (("learned", 3e-4), ("movement", 6e-4), ("first-order", 9e-4), ("random", 0.2))
         for f in (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
         for r in [f / (f + half)]
     ]
     metrics = {
-        "metric": "accuracy", "score": 0.86, "n": 24, "select": "learned", "size": 1000, "fraction": 1e-3, "graftable": 1_000_000,
-        "base": {"score": 0.6, "ece": 0.2}, "tuned": {"score": 0.9, "ece": 0.08}, "graft": {"score": 0.86, "ece": 0.05},
-        "recovered": 0.867, "agreement": 0.93, "bytes": 9000, "file": "reviews.graft", "curve": curve,
+        "metric": "accuracy",
+        "score": 0.86,
+        "n": 24,
+        "select": "learned",
+        "size": 1000,
+        "fraction": 1e-3,
+        "graftable": 1_000_000,
+        "base": {"score": 0.6, "ece": 0.2},
+        "tuned": {"score": 0.9, "ece": 0.08},
+        "graft": {"score": 0.86, "ece": 0.05},
+        "recovered": 0.867,
+        "agreement": 0.93,
+        "bytes": 9000,
+        "file": "reviews.graft",
+        "curve": curve,
     }
     write_run(path, "graft learn", metrics, given=given)
     modules = ("query", "key", "value", "attention out", "MLP in", "MLP out", "norm")
-    write_csv(path / "figures" / "map.csv", [
-        {"layer": str(n), "module": m, "weights": (n + 1) * (i + 1), "share": (n + 1) * (i + 1) / 280, "of": 16384, "density": (n + 1) * (i + 1) / 16384}
-        for n in range(LAYERS) for i, m in enumerate(modules)
-    ])
+    write_csv(
+        path / "figures" / "map.csv",
+        [
+            {
+                "layer": str(n),
+                "module": m,
+                "weights": (n + 1) * (i + 1),
+                "share": (n + 1) * (i + 1) / 280,
+                "of": 16384,
+                "density": (n + 1) * (i + 1) / 16384,
+            }
+            for n in range(LAYERS)
+            for i, m in enumerate(modules)
+        ],
+    )
     return path
 
 
@@ -213,17 +287,48 @@ def itself(path: Path, given: dict[str, str]) -> Path:
 
 def inject(path: Path, given: dict[str, str]) -> Path:
     cells = [
-        {"retain": w, "strength": s, "seed": seed, "new": {"metric": "rmsle", "score": round(a + 0.01 * seed, 4)},
-         "kept": {"tiny-text": {"metric": "lm_loss", "score": round(b - 0.02 * seed, 4)}, "tiny-topic": {"metric": "accuracy", "score": 0.8 - b / 20}}}
+        {
+            "retain": w,
+            "strength": s,
+            "seed": seed,
+            "new": {"metric": "rmsle", "score": round(a + 0.01 * seed, 4)},
+            "kept": {
+                "tiny-text": {"metric": "lm_loss", "score": round(b - 0.02 * seed, 4)},
+                "tiny-topic": {"metric": "accuracy", "score": 0.8 - b / 20},
+            },
+        }
         for seed in (0, 1)
-        for w, s, a, b in (("none", None, 0.2, 5.0), ("ewc", 1.0, 0.22, 4.1), ("ewc", 10.0, 0.25, 3.2), ("l2", 1.0, 0.3, 3.9), ("replay", None, 0.21, 2.6))
+        for w, s, a, b in (
+            ("none", None, 0.2, 5.0),
+            ("ewc", 1.0, 0.22, 4.1),
+            ("ewc", 10.0, 0.25, 3.2),
+            ("l2", 1.0, 0.3, 3.9),
+            ("replay", None, 0.21, 2.6),
+        )
     ]
     metrics = {
-        "task": "arithmetic", "metric": "rmsle", "score": 0.2, "n": 200, "main_kept": "tiny-text", "cells": cells,
-        "base": {"new": None, "kept": {"tiny-text": {"metric": "lm_loss", "score": 2.4}, "tiny-topic": {"metric": "accuracy", "score": 0.75}}},
+        "task": "arithmetic",
+        "metric": "rmsle",
+        "score": 0.2,
+        "n": 200,
+        "main_kept": "tiny-text",
+        "cells": cells,
+        "base": {
+            "new": None,
+            "kept": {
+                "tiny-text": {"metric": "lm_loss", "score": 2.4},
+                "tiny-topic": {"metric": "accuracy", "score": 0.75},
+            },
+        },
         "front": [{"retain": "none", "strength": None}, {"retain": "replay", "strength": None}],
         "hypervolume": {"none": {"0": 0.0, "1": 0.0}, "ewc": {"0": 1.1, "1": 1.2}, "replay": {"0": 1.6, "1": 1.7}},
-        "knee": {"met": True, "retain": "ewc", "strength": 10.0, "reason": "EWC 10 avoids most of the rise", "better": [{"retain": "replay", "strength": None}]},
+        "knee": {
+            "met": True,
+            "retain": "ewc",
+            "strength": 10.0,
+            "reason": "EWC 10 avoids most of the rise",
+            "better": [{"retain": "replay", "strength": None}],
+        },
     }
     write_run(path, "inject", metrics, given={"task": "arithmetic"})
     write_run(path / "fisher" / "tiny-text", "fisher", {"by_layer": {f"block.{i}": 1.0 + i for i in range(LAYERS)}})
@@ -243,17 +348,19 @@ def lds(path: Path, given: dict[str, str]) -> Path:
 def counterfactual(path: Path, given: dict[str, str]) -> Path:
     results = [
         {"scores": s, "k": k, "flipped": round(k * f), "targets": 30}
-        for s, f in (("ekfac", 0.3), ("identity", 0.2), ("random", 0.05)) for k in (10, 20, 40, 80)
+        for s, f in (("ekfac", 0.3), ("identity", 0.2), ("random", 0.05))
+        for k in (10, 20, 40, 80)
     ]
     return write_run(path, "validate counterfactual", {"results": results, "seeds": 2}, given=given)
 
 
 def mislabel(path: Path, given: dict[str, str]) -> Path:
-    results = [
-        {"scores": s, "auc": a, "found_in_top_20": f}
-        for s, a, f in (("self:ekfac", 0.94, 0.9), ("loss", 0.91, 0.86), ("random", 0.5, 0.2))
-    ]
-    return write_run(path, "validate mislabel", {"results": results}, given=given)
+    scored = (("self:ekfac", 0.94, 0.9), ("loss", 0.91, 0.86), ("random", 0.5, 0.2))
+    results = [{"scores": s, "auc": a, "found_in_top_20": f} for s, a, f in scored]
+    write_run(path, "validate mislabel", {"results": results, "planted": 6}, given=given)
+    curve = [{"looked_at": x / 10, "self:ekfac": min(1, x / 4), "loss": min(1, x / 5)} for x in range(11)]
+    write_csv(path / "figures" / "detection.csv", curve)
+    return path
 
 
 def broken(folder: Path) -> dict[str, Path]:
@@ -294,9 +401,17 @@ def one_of_each(folder: Path) -> dict[str, Path]:
     runs = folder
     first = tuned(runs / "tuned", given)
     made = {
-        "tuned": first, "probe": probe(runs / "probe", given), "linear": linear(runs / "linear", given), "fisher": fisher(runs / "fisher", given),
-        "graft": graft(runs / "graft", given), "overlap": overlap(runs / "overlap", given), "influence": influence(runs / "influence", given, first),
-        "self": itself(runs / "self", given), "inject": inject(runs / "inject", given), "lds": lds(runs / "lds", given),
-        "counterfactual": counterfactual(runs / "counterfactual", given), "mislabel": mislabel(runs / "mislabel", given),
+        "tuned": first,
+        "probe": probe(runs / "probe", given),
+        "linear": linear(runs / "linear", given),
+        "fisher": fisher(runs / "fisher", given),
+        "graft": graft(runs / "graft", given),
+        "overlap": overlap(runs / "overlap", given),
+        "influence": influence(runs / "influence", given, first),
+        "self": itself(runs / "self", given),
+        "inject": inject(runs / "inject", given),
+        "lds": lds(runs / "lds", given),
+        "counterfactual": counterfactual(runs / "counterfactual", given),
+        "mislabel": mislabel(runs / "mislabel", given),
     }
     return made | broken(runs)

@@ -81,7 +81,9 @@ def register(app: App) -> None:
             return 0
         took = found["milliseconds"]
         print(blocks(found))
-        print(f"\n{took['whole']:.0f} ms, of which {took['backward']:.0f} ms the backward pass; index in {found['run']}")
+        print(
+            f"\n{took['whole']:.0f} ms, of which {took['backward']:.0f} ms the backward pass; index in {found['run']}"
+        )
         return 0
 
     @part.command

@@ -48,8 +48,8 @@ def register(app: App) -> None:
 
         if not directory.is_dir():
             raise StoreError(
-                f"There is no directory '{directory}', so there are no runs to see. Make one: budwood finetune tiny-bert "
-                "--task tiny-sentiment, or budwood demo."
+                f"There is no directory '{directory}', so there are no runs to see. Make one: budwood finetune "
+                "tiny-bert --task tiny-sentiment, or budwood demo."
             )
         secret = secrets.token_urlsafe(24) if token == "auto" else token
         door = Door(host, port, secret)

@@ -1,1 +1,1 @@
-"""Pages to look at runs: one self-contained file, or the same pages from a loopback server. Nothing here needs torch."""
+"""Pages to look at runs: one self-contained file, or the same from a loopback server. Nothing here needs torch."""

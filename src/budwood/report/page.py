@@ -31,9 +31,9 @@ def script() -> str:
 
 
 def scoped(name: str, text: str) -> str:
-    """A module as a function that is called once and gives its exports.
+    r"""A module as a function that is called once and gives its exports.
 
-    >>> print(scoped("b", 'import { x } from "./a.js";\\nexport const y = x;\\n'))
+    >>> print(scoped("b", 'import { x } from "./a.js";\nexport const y = x;\n'))
     const $b = (() => {
     const { x } = $a;
     const y = x;
@@ -106,6 +106,7 @@ def spread(given: Path) -> list[Path]:
         return [given]  # half-written: shown with what is wrong
     if not inside:
         raise StoreError(
-            f"There are no runs in {given}. Make one: budwood finetune tiny-bert --task tiny-sentiment, or budwood demo."
+            f"There are no runs in {given}. Make one: budwood finetune tiny-bert --task tiny-sentiment, or "
+            "budwood demo."
         )
     return inside

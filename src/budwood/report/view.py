@@ -49,8 +49,8 @@ class Door:
             raise ConfigError(f"--token has {len(self.token)} characters; give at least {SHORTEST}, or 'auto'.")
         if self.token is None and not loopback(self.host):
             raise ConfigError(
-                f"--host {self.host} can be reached from other machines, and runs hold your data. Add --token auto (the "
-                "address with the token is printed), or stay on 127.0.0.1 and use an SSH tunnel."
+                f"--host {self.host} can be reached from other machines, and runs hold your data. Add --token auto "
+                "(the address with the token is printed), or stay on 127.0.0.1 and use an SSH tunnel."
             )
 
     def host_fits(self, given: str) -> bool:

@@ -51,13 +51,14 @@ def claim(room: Room, cells: list[dict[str, Any]]) -> str:
     """The knee in the study's own words, and whatever does better."""
     knee = room.metrics.get("knee")
     if isinstance(knee, dict) and knee.get("reason"):
-        better = [
-            f"{b['retain']}{'' if b.get('strength') is None else ' ' + format(b['strength'], 'g')}"
-            for b in knee.get("better") or []
-        ]
+        better = [_name(b) for b in knee.get("better") or []]
         reason = str(knee["reason"]).rstrip(".")
         return reason[0].upper() + reason[1:] + (f"; {', '.join(better)} does better." if better else ".")
     if not cells:
         return "This study has no finished cell yet."
     best = cells[0]["new"] or {}
     return f"{len(cells)} ways of learning {room.task} were tried; the first scores {number(best.get('score'))}."
+
+
+def _name(way: dict[str, Any]) -> str:
+    return str(way["retain"]) if way.get("strength") is None else f"{way['retain']} {way['strength']:g}"

@@ -14,7 +14,7 @@ from budwood.methods.influence.scores import TOKENS, Matrix, Scores, replace_mod
 from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.texts import Rows, Texts, rows_of
-from budwood.report.views.words import number, short
+from budwood.report.views.words import number, percent, short
 
 
 def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
@@ -45,13 +45,13 @@ def claim(room: Room, told: dict[str, Any]) -> str:
             of = told["of"]["train"]
             k = len(tops[0]["rows"]) // 2
             return (
-                f"Of {of:,} training rows, the {k} most helpful carry {100 * float(np.median(shares)):.3g} % of all help "
+                f"Of {of:,} training rows, the {k} most helpful carry {percent(float(np.median(shares)))} of all help "
                 f"to the median query ({strategy}, {len(tops):,} queries of {room.task})."
             )
     if told["suspects"]["items"]:
         first = told["suspects"]["items"][0]
-        of = told["suspects"]["of"]
-        return f"Of {of:,} training rows, {first['id']} explains itself most ({number(first['value'])}): a suspect to read."
+        of, value = told["suspects"]["of"], number(first["value"])
+        return f"Of {of:,} training rows, {first['id']} explains itself most ({value}): a suspect to read."
     return "This run holds factors, not scores: score queries with `budwood influence score`."
 
 

@@ -49,28 +49,35 @@ def claim(room: Room, models: list[dict[str, Any]]) -> str:
 
 
 def first_solved(room: Room, texts: Texts, most: int) -> dict[str, Any]:
-    """{model: {layer: rows solved there and not one layer earlier}} from the records, where they tell it."""
-    table = room.records
-    if table is None or not {"id", "model", "layer", "correct"} <= set(table.column_names):
-        return {}
-    right: dict[tuple[str, int], set[str]] = {}
-    every: dict[tuple[str, int], list[str]] = {}
-    columns = (table[c].to_pylist() for c in ("model", "layer", "id", "correct"))
-    for model, layer, row, correct in zip(*columns):
-        every.setdefault((str(model), int(layer)), []).append(row)
-        if correct:
-            right.setdefault((str(model), int(layer)), set()).add(row)
-    rows = rows_of(room)
+    """{number of the model: {layer: rows solved there and not one layer earlier}} from the predictions it kept."""
     out: dict[str, Any] = {}
-    for (model, layer), ids in sorted(every.items()):
-        before = right.get((model, layer - 1))
-        if before is None or layer == 0:
-            continue
-        new = [i for i in dict.fromkeys(ids) if i in right.get((model, layer), set()) and i not in before]
-        known = rows.find(new[:most])
-        shown = [
-            texts.row(known[i]) | {"label": rows.label(known[i].label)} if i in known else {"id": i} for i in new[:most]
-        ]
-        lost = len(before - right.get((model, layer), set()))
-        out.setdefault(model, {})[str(layer)] = {"new": len(new), "lost": lost, "items": shown}
+    rows = None
+    for folder in room.below("predictions"):
+        number = folder.name.split("-")[0]
+        right = {
+            int(p.stem.split("_")[1]): solved(room, folder.name, p.name) for p in sorted(folder.glob("layer_*.csv"))
+        }
+        for layer, now in right.items():
+            before = right.get(layer - 1)
+            if not before or not now:
+                continue
+            rows = rows or rows_of(room)
+            new = [i for i, ok in now.items() if ok and not before.get(i)]
+            lost = sum(ok and not now.get(i) for i, ok in before.items())
+            known = rows.find(new[:most])
+            items = [_row(texts, rows, known[i]) if i in known else {"id": i} for i in new[:most]]
+            out.setdefault(number, {})[str(layer)] = {"new": len(new), "lost": lost, "items": items}
+    return out
+
+
+def _row(texts: Texts, rows: Any, row: Any) -> dict[str, Any]:
+    return {**texts.row(row), "label": rows.label(row.label)}
+
+
+def solved(room: Room, folder: str, name: str) -> dict[str, bool]:
+    """Whether every prediction of a row is right, by row; empty where the file tells no labels."""
+    out: dict[str, bool] = {}
+    for line in room.csv("predictions", folder, name):
+        if {"id", "label", "predicted"} <= set(line):
+            out[str(line["id"])] = out.get(str(line["id"]), True) and line["label"] == line["predicted"]
     return out

@@ -9,19 +9,9 @@ from budwood.report.room import Room
 from budwood.report.texts import Texts
 from budwood.report.views.words import number
 
-KEYS = (
-    "results",
-    "ceiling",
-    "random",
-    "subsets",
-    "seeds",
-    "planted",
-    "share",
-    "k",
-    "targets",
-    "retrained",
-    "models_done",
-)
+KEYS = ("results", "ceiling", "random", "subsets", "seeds", "planted", "targets", "retrains", "diverged")
+MEASURES = (("lds", "predicts retraining best: rank correlation"), ("auc", "finds planted mislabels best: AUC"))
+LINES = (("ceiling", "ceiling"), ("random", "chance"))
 
 
 def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
@@ -42,27 +32,18 @@ def claim(room: Room) -> str:
     """The best scores and how far from the ceiling and from chance they are."""
     m = room.metrics
     results = [r for r in m.get("results") or [] if isinstance(r, dict)]
-    for key, words in (
-        ("lds", "predicts retraining best: rank correlation"),
-        ("auc", "finds planted mislabels best: AUC"),
-    ):
+    for key, words in MEASURES:
         scored = [r for r in results if isinstance(r.get(key), int | float)]
         if scored:
             best = max(scored, key=lambda r: r[key])
             low, high = best.get("low"), best.get("high")
             said = f"{best['scores']} {words} {number(best[key])}"
             said += f" ({number(low)} to {number(high)})" if low is not None and high is not None else ""
-            beside = [
-                f"{w} {number(m[k])}"
-                for k, w in (("ceiling", "ceiling"), ("random", "chance"))
-                if isinstance(m.get(k), int | float)
-            ]
+            beside = [f"{w} {number(m[k])}" for k, w in LINES if isinstance(m.get(k), int | float)]
             return said + (f"; {', '.join(beside)}." if beside else ".")
-    scored = [r for r in results if isinstance(r.get("flipped"), int | float)]
-    if scored:
-        best = max(scored, key=lambda r: r["flipped"] / max(1, r.get("targets") or 1))
-        return (
-            f"Removing the {number(best.get('k'))} rows that {best['scores']} names changes {number(best['flipped'])} of "
-            f"{number(best.get('targets'))} answers."
-        )
+    flipped = [r for r in results if isinstance(r.get("flipped"), int | float)]
+    if flipped:
+        best = max(flipped, key=lambda r: r["flipped"] / max(1, r.get("targets") or 1))
+        rows, answers, of = number(best.get("k")), number(best["flipped"]), number(best.get("targets"))
+        return f"Removing the {rows} rows that {best['scores']} names changes {answers} of {of} answers."
     return "No model has been retrained yet." if not results else f"{len(results)} scores were checked."

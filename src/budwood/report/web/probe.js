@@ -62,7 +62,7 @@ function linesSpec(d, run) {
 function cellPanel(box, d, run, ctx, m, layer) {
   const model = d.models[m];
   const cell = at(model, layer) || {};
-  const solved = ((d.solved || {})[model.model] || {})[String(layer)];
+  const solved = ((d.solved || {})[String(m)] || {})[String(layer)];
   const parts = ["score", "low", "high", "selectivity", "compression"].filter((k) => typeof cell[k] === "number").map((k) => [`${k} `, num(cell[k]), " "]);
   const has = ctx.runs.find((r) => r.view === "influence" && r.task === run.task);
   put(box, el("h3", null, `${model.model}, layer ${layerName(layer)}`), el("p", null, parts),

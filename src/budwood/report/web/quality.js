@@ -43,6 +43,10 @@ function curveSpec(name, rows, run) {
   const spec = { name: `${run.name}-${name}`, title: name.replaceAll(/[-_]/g, " "), height: 300, table: { columns, rows } };
   if (x === "predicted") return { ...spec, draw: (w, say) => points(w, { groups, small: true, points: rows.map((r) => ({ x: r[x], y: r[y], group: group ? r[group] : name, tell: columns.map((c) => `${c.label} ${fmt(r[c.key])}`).join(", ") })), x, y, name }, say) };
   const band = keys.includes("low") && keys.includes("high");
+  if (!group && numbers.length > 2 && !band) {
+    const wide = numbers.slice(1).map((k) => ({ name: k, quiet: /random|chance/.test(k), points: rows.filter((r) => typeof r[x] === "number").map((r) => ({ x: r[x], y: r[k] })) }));
+    return { ...spec, draw: (w, say) => lines(w, { series: wide, x: { label: x.replaceAll("_", " ") }, y: { label: name === "detection" ? "share found" : "" }, height: 300, name }, say) };
+  }
   return { ...spec, draw: (w, say) => lines(w, { series: groups.map((g) => ({ name: String(g), quiet: /random|chance/.test(String(g)), points: rows.filter((r) => !group || r[group] === g).map((r) => ({ x: r[x], y: r[y], ...(band ? { low: r.low, high: r.high } : {}) })) })), x: { label: x.replaceAll("_", " ") }, y: { label: y.replaceAll("_", " ") }, height: 300, name }, say) };
 }
 
@@ -72,7 +76,7 @@ export const qualityView = {
       const counts = [["subsets", "subsets"], ["seeds", "seeds"], ["targets", "targets"], ["planted", "planted mislabels"]].map(([k, n]) => [n, Array.isArray(d[k]) ? d[k].length : d[k]]).filter(([, v]) => typeof v === "number");
       if (counts.length) add(body, el("p", { class: "note" }, counts.map(([n, v]) => `${fmt(v)} ${n}`).join(", "), "."));
       pictures(d, run).forEach((s) => add(body, figure(s)));
-      for (const [name, rows] of Object.entries(d.curves || {})) { const s = rows.length ? curveSpec(name, rows, run) : null; if (s) add(body, figure(s)); }
+      for (const [name, rows] of Object.entries(d.curves || {}).filter(([k]) => k !== "lds" && k !== "flips")) { const s = rows.length ? curveSpec(name, rows, run) : null; if (s) add(body, figure(s)); }
       if ((d.results || []).length) add(body, el("h3", null, "All results"), table({ columns: [...new Set(d.results.flatMap((r) => Object.keys(r)))].filter((k) => d.results.every((r) => typeof r[k] !== "object" || r[k] === null)).map((key) => ({ key, label: key })), rows: d.results }));
       add(body, caveats("LDS: models are retrained on random halves of the rows; the sum of a query's scores over a half should rank those halves as the retrained models do. The ceiling is what a second set of retrained models reaches.", "Random rows are the line to beat in removals; the loss and cleanlab-style confidence in finding mislabels."));
     },
