@@ -90,7 +90,7 @@ class Shelf:
         if not 0 <= query < len(desk.scores.query_ids):
             raise DataError(f"There is no query {query}: the run has {len(desk.scores.query_ids)}.")
         matrix = desk.scores.find(strategy)
-        if unknown := set(layers) - set(desk.scores.modules(matrix)):
+        if unknown := set(layers) - set(desk.parts(matrix)):
             raise DataError(f"There are no scores of the part '{min(unknown)}' in this run.")
         top = desk.ranked(query, matrix, LIVE.each, layers)
         answer = {
