@@ -73,7 +73,7 @@ def test_flags_named_in_the_docs_exist() -> None:
     known = {
         o for v in VERBS.values() for c in (v.settings,) for n, f in c.model_fields.items() for o in option_names(n, f)
     }
-    known |= {"--small", "--group", "--help", "--version"}
+    known |= {"--small", "--group", "--help", "--version", "--host", "--port", "--token", "--model"}
     for page in PAGES:
         used = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", page.read_text()))
         assert used <= known, (page.name, used - known)

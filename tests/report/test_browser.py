@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,15 @@ class Tab:
         else:
             self.page.goto(f"{self.home}#{state}")
         self.page.wait_for_selector("html[data-ready]", state="attached")
-        self.page.wait_for_function("!document.querySelector('.body:empty')")
+        self.until("!document.querySelector('.body:empty')")
         return self.page
+
+    def until(self, expression: str) -> None:
+        """Wait in Python: polling inside the page would need a policy that allows eval."""
+        end = time.monotonic() + 20
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < end, expression
+            self.page.wait_for_timeout(20)
 
     def close(self) -> None:
         foreign = [u for u in self.asked if not u.startswith((self.home.rsplit("/", 1)[0], "data:", "blob:"))]
@@ -109,7 +117,7 @@ def test_every_view_is_drawn(tab: Tab) -> None:
 def test_the_story_is_read_top_to_bottom(browser: Any, file: str) -> None:
     tab = Tab(browser, file)
     page = tab.go("")
-    page.wait_for_function("document.querySelectorAll('.chapter .claim').length === 7")
+    tab.until("document.querySelectorAll('.chapter .claim').length === 7")
     assert page.locator(".chapter svg").count() >= 6
     page.locator(".chapter .cross").nth(1).click()
     assert "view=probe" in page.url
@@ -172,7 +180,7 @@ def test_the_slider_tells_what_each_rule_recovers(tab: Tab, runs: dict[str, Path
     page.keyboard.press("ArrowRight")
     curve = json.loads((runs["graft"] / "metrics.json").read_text())["curve"]
     at = sorted((r for r in curve if r["fraction"] == 1e-4), key=lambda r: -r["recovered"])
-    page.wait_for_function("document.querySelector('.atsize strong').textContent === '0.01 %'")
+    tab.until("document.querySelector('.atsize strong').textContent === '0.01 %'")
     shown = page.locator(".atsize .num").evaluate_all("xs => xs.map(x => +x.dataset.value)")
     assert shown == [v for r in at for v in (r["recovered"], r["score"])]
     page.get_by_label("Beside it").select_option("fisher")

@@ -150,7 +150,8 @@ def test_links_out_of_the_runs_are_not_followed(tmp_path: Path) -> None:
 
 def test_malformed_requests_do_not_bring_it_down(served: Served) -> None:
     rng = random.Random(0)
-    whole = f"GET /api/query?key=influence&q=1&strategy=ekfac HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\nConnection: close\r\n\r\n".encode()
+    ask = "/api/query?key=influence&q=1&strategy=ekfac"
+    whole = f"GET {ask} HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\nConnection: close\r\n\r\n".encode()
     for n in range(300):
         data = bytearray(whole)
         for _ in range(rng.randrange(1, 12)):

@@ -98,7 +98,8 @@ def detail(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
         gather = importlib.import_module(f"budwood.report.views.{name}").gather
         return {"view": view, **plain(gather(room, texts, limits))}
     except (BudwoodError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
-        about = str(e) if isinstance(e, BudwoodError | OSError) else f"{type(e).__name__}: {e}"
+        about = f"{Path(e.filename).name}: {e.strerror}" if isinstance(e, OSError) and e.filename else str(e)
+        about = about if isinstance(e, BudwoodError | OSError) else f"{type(e).__name__}: {e}"
         return {"view": view, "claim": "", "problem": f"Its files do not hold what this view needs: {about}"}
 
 

@@ -45,7 +45,7 @@ export function diverging(value) {
 /** The ink that reads best on a colour. */
 export function inkOn(hex) {
   const [r, g, b] = channels(hex).map((x) => (x / 255) ** 2.2);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.3 ? "#14181f" : "#ffffff";
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.19 ? "#14181f" : "#ffffff";
 }
 
 /** The colour of a category. */

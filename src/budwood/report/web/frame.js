@@ -1,6 +1,6 @@
 // A figure: title, picture, a line that reads out what is pointed at, the table behind it, and downloads.
 
-import { add, el, fmt, num, put, svg } from "./dom.js";
+import { el, fmt, num, put, svg } from "./dom.js";
 import { inks, setPrinting } from "./colour.js";
 
 const frames = new Set();
@@ -40,6 +40,7 @@ export function figure(spec) {
     width = room;
     const had = document.activeElement && canvas.contains(document.activeElement) ? document.activeElement.dataset.mark : null;
     put(canvas, frame.spec.draw(room, frame.say));
+    canvas.style.minHeight = "";
     if (had) canvas.querySelector(`[data-mark="${CSS.escape(had)}"]`)?.focus();
   };
   frame.update = (next) => {
@@ -83,7 +84,7 @@ export function csv(spec) {
 /** Hand a file to the person. */
 export function download(name, kind, content) {
   const link = el("a", { href: URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type: kind })), download: name });
-  document.add(body, link);
+  document.body.append(link);
   link.click();
   link.remove();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);

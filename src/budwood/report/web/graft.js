@@ -35,7 +35,7 @@ function curveSpec(d, run, fraction) {
   const series = rules.map((name) => ({ name, quiet: name === "random", points: d.curve.filter((r) => r.select === name).map((r) => ({ x: r.fraction, y: r.recovered })) }));
   return {
     name: `${run.name}-curve`, title: "How few weights suffice", height: 280, note: "Share of the gain from tuning that comes back, by share of the weights and rule of choosing them.",
-    draw: (w, say) => lines(w, { series, at: fraction, pick: (x) => setState({ size: String(x) }), rules: [{ y: 0.95, name: "95 % of the gain:" }], x: { label: "share of the weights", log: true, text: pct }, y: { label: "share of the gain" }, height: 280, name: "Recovery by size" }, say),
+    draw: (w, say) => lines(w, { series, at: fraction, pick: (x) => setState({ size: String(x) }), rules: [{ y: 0.95, left: true, text: "95 % of the gain" }], x: { label: "share of the weights", log: true, text: pct }, y: { label: "share of the gain" }, height: 280, name: "Recovery by size" }, say),
     table: { columns: ["select", "fraction", "size", "score", "recovered", "ece"].filter((k) => d.curve.some((r) => r[k] !== undefined)).map((key) => ({ key, label: key })), rows: d.curve },
   };
 }

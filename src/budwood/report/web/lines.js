@@ -20,12 +20,12 @@ export function lines(width, spec, say) {
   const x = scale(reach, [box.left + 6, box.right - 6], spec.x.log);
   const y = scale(spec.y.domain || extent(all.flatMap((p) => [p.y, p.low, p.high]).concat((spec.rules || []).map((r) => r.y))), [box.bottom, box.top]);
   page.append(axes(box, x, y, { x: spec.x.label, y: spec.y.label, xText: spec.x.text, xTicks: spec.x.ticks }));
+  spec.series.forEach((s, i) => page.append(drawn(s, i, x, y)));
   for (const rule of spec.rules || []) {
     if (typeof rule.y !== "number") continue;
     page.append(svg("line", { x1: box.left, x2: box.right, y1: y(rule.y), y2: y(rule.y), stroke: inks().quiet, "stroke-dasharray": "3 3", "data-value": rule.y }));
-    page.append(label(box.right, y(rule.y) - 7, `${rule.name} ${fmt(rule.y)}`, { "text-anchor": "end", "font-size": 11 }));
+    page.append(label(rule.left ? box.left + 4 : box.right, y(rule.y) - 8, rule.text || `${rule.name} ${fmt(rule.y)}`, { "text-anchor": rule.left ? "start" : "end", "font-size": 11 }));
   }
-  spec.series.forEach((s, i) => page.append(drawn(s, i, x, y)));
   const cursor = svg("line", { y1: box.top, y2: box.bottom, stroke: inks().ink, "stroke-width": 1, visibility: "hidden" });
   page.append(cursor);
   let place = -1;

@@ -76,20 +76,27 @@ export function overRuns(main, ctx, spec) {
     main.append(el("p", { class: "empty" }, "No run of this kind is here. Make one: ", el("code", null, spec.make)));
     return () => {};
   }
-  const chosen = (state) => mine.find((r) => r.key === state.run) || mine.findLast((r) => r.status === "done" && (!spec.prefer || spec.prefer(r))) || mine.findLast((r) => r.status === "done") || mine[0];
+  const done = mine.filter((r) => r.status === "done").toReversed();
+  const candidates = [...new Set([...(spec.prefer ? done.filter(spec.prefer) : []), ...done, ...mine])];
+  const asked = async (key) => { try { return await ctx.source.detail(key); } catch (e) { return { problem: String(e.message || e) }; } };
   const head = el("div", { class: "controls" });
   main.append(head, body);
   let [shown, follow, turn] = [null, () => {}, 0];
   return async (state) => {
-    const run = chosen(state);
-    if (run.key === shown) { follow(state); return; }
-    shown = run.key;
+    const wish = mine.find((r) => r.key === state.run);
+    if ((wish ? wish.key : shown) === shown && shown) { follow(state); return; }
     turn += 1;
     const now = turn;
-    put(head, mine.length > 1 ? choice("Run", mine.map((r) => [r.key, `${r.status === "done" ? "" : `[${r.status}] `}${title(r)}`]), run.key, (key) => setState({ ...spec.reset, run: key })) : el("span", { class: "faint" }, title(run)), badge(run));
-    let detail;
-    try { detail = await ctx.source.detail(run.key); } catch (e) { detail = { problem: String(e.message || e) }; }
+    let run = wish || candidates[0];
+    let detail = await asked(run.key);
+    for (const next of wish ? [] : candidates.slice(1, 6)) { // a run that cannot be drawn does not hide those that can
+      if (!detail.problem) break;
+      const other = await asked(next.key);
+      if (!other.problem) [run, detail] = [next, other];
+    }
     if (now !== turn) return;
+    shown = run.key;
+    put(head, mine.length > 1 ? choice("Run", mine.map((r) => [r.key, `${r.status === "done" ? "" : `[${r.status}] `}${title(r)}`]), run.key, (key) => setState({ ...spec.reset, run: key })) : el("span", { class: "faint" }, title(run)), badge(run));
     put(body, troubles([...run.problems, ...(detail.problem ? [detail.problem] : [])]), claim(detail.claim));
     follow = detail.problem ? () => {} : spec.build(body, detail, run, ctx) || (() => {});
     follow(state);
