@@ -275,7 +275,13 @@ def test_hostile_texts_are_inert_and_legible(tab: Tab) -> None:
     assert "</script><img src=x onerror=" in page.locator("article.query").inner_text()
     assert page.locator("main img, main script, main iframe").count() == 0
     assert "owned" not in page.title()
-    for q, words in ((1, "⟨U+202E⟩gnp.exe⟨U+202C⟩"), (2, "␁"), (3, "👩‍👩‍👧"), (4, "more characters"), (5, "${7*7}")):
+    for q, words in (
+        (1, "⟨U+202E⟩gnp.exe⟨U+202C⟩"),
+        (2, "⟨U+0001⟩"),
+        (3, "👩‍👩‍👧"),
+        (4, "more characters"),
+        (5, "${7*7}"),
+    ):
         page.locator(f"[role=option][data-q='{q}']").click()
         page.wait_for_selector(f"article[data-q='{q}']")
         assert words in page.locator("article.query").inner_text(), q

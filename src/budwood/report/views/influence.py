@@ -59,6 +59,11 @@ def claim(room: Room, told: dict[str, Any]) -> str:
         first = told["suspects"]["items"][0]
         of, value = told["suspects"]["of"], number(first["value"])
         return f"Of {of:,} training rows, {first['id']} explains itself most ({value}): a suspect to read."
+    if room.file("index", "index.json") is not None:
+        rows = number(room.metrics.get("train"))
+        return (
+            f"This run holds an index of {rows} training rows: `budwood view --model RUN` answers typed texts from it."
+        )
     return "This run holds factors, not scores: score queries with `budwood influence score`."
 
 

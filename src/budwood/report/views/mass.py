@@ -7,7 +7,7 @@ from typing import Any
 from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.texts import Texts
-from budwood.report.views.words import percent
+from budwood.report.views.words import number, percent
 
 
 def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
@@ -18,6 +18,10 @@ def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
         "kind": m.get("kind"),
         "total": m.get("total"),
         "by_layer": m.get("by_layer") or {},
+        "masses": {
+            k: v["by_layer"] for k, v in (m.get("mass") or {}).items() if isinstance(v, dict) and "by_layer" in v
+        },
+        "overlap": [r for r in m.get("overlap") or [] if isinstance(r, dict)],
         "matrices": matrices(m),
     }
 
@@ -36,9 +40,16 @@ def matrices(metrics: dict[str, Any]) -> list[dict[str, Any]]:
 
 def claim(room: Room) -> str:
     """The layer that matters most."""
+    shared = [r for r in room.metrics.get("overlap") or [] if isinstance(r, dict) and r.get("times_chance") is not None]
+    if shared:
+        most = max(shared, key=lambda r: r["times_chance"])
+        return (
+            f"The weights that matter most to {most['of']} are among those of {most['in']} {number(most['times_chance'])} "
+            f"times as often as by chance in layer {most['layer']}: the most of {len(shared)} comparisons."
+        )
     by_layer = {k: v for k, v in (room.metrics.get("by_layer") or {}).items() if isinstance(v, int | float)}
     if not by_layer or not sum(by_layer.values()):
         return f"This run of {room.verb} has no mass by layer to show."
-    most = max(by_layer, key=lambda k: by_layer[k])
-    share = by_layer[most] / sum(by_layer.values())
-    return f"{percent(share)} of the Fisher information of {room.task} lies in {most.replace('block.', 'layer ')}."
+    top = max(by_layer, key=lambda k: by_layer[k])
+    share = by_layer[top] / sum(by_layer.values())
+    return f"{percent(share)} of the Fisher information of {room.task} lies in {top.replace('block.', 'layer ')}."

@@ -45,6 +45,9 @@ def claim(room: Room, models: list[dict[str, Any]]) -> str:
         said += f", against {number(majority)} for the commonest label"
     if 0 in by_layer and best["layer"] != 0:
         said += f" and {number(by_layer[0].get('score'))} at the embeddings"
+    for other in models[1:2]:
+        top = max(other["layers"], key=lambda x: x.get("score") or 0, default=None)
+        said += f"; in {other['model']} layer {top['layer']} reaches {number(top.get('score'))}" if top else ""
     return said + "."
 
 

@@ -28,10 +28,7 @@ export function svg(tag, attrs, ...children) {
 
 /** Text in which characters that hide or turn others are spelled out. */
 export function legible(text) {
-  return String(text).replace(HIDDEN, (c) => {
-    const code = c.codePointAt(0);
-    return code < 32 ? String.fromCodePoint(0x2400 + code) : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
-  });
+  return String(text).replace(HIDDEN, (c) => `⟨U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
 /** Words of a data set, kept to themselves whatever direction they run in. */

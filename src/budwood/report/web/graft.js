@@ -88,6 +88,19 @@ function massFigure(d, run) {
   });
 }
 
+/** Shares by layer of several tasks side by side. */
+function massesFigure(d, run) {
+  const names = Object.keys(d.masses);
+  const layers = [...new Set(names.flatMap((n) => Object.keys(d.masses[n])))];
+  const value = (r, c) => d.masses[names[c]][layers[r]] ?? null;
+  const all = layers.flatMap((_, r) => names.map((_, c) => value(r, c))).filter((v) => v !== null);
+  return figure({
+    name: `${run.name}-masses`, title: "Share of the Fisher information by layer", height: 60 + 34 * layers.length,
+    draw: (w, say) => heat(Math.min(w, 140 + 92 * names.length), { rows: layers.map((l) => l.replace("block.", "layer ")), columns: names, value, text: (v) => v.toFixed(3), range: [0, Math.max(...all)], name: "Fisher information by layer and task" }, say),
+    table: { columns: [{ key: "layer", label: "layer" }, ...names.map((n) => ({ key: n, label: n }))], rows: layers.map((l, r) => ({ layer: l, ...Object.fromEntries(names.map((n, c) => [n, value(r, c)])) })) },
+  });
+}
+
 /** Layers that together hold most of a graft. */
 function heavyLayers(map, share = 0.8) {
   const by = {};
@@ -147,6 +160,8 @@ export const graftView = {
     build(body, d, run, ctx) {
       const follow = d.by_layer === undefined ? buildGraft(body, d, run, ctx) : () => {};
       if (d.by_layer && Object.keys(d.by_layer).length) add(body, massFigure(d, run));
+      if (d.masses && Object.keys(d.masses).length) add(body, massesFigure(d, run));
+      if (d.overlap && d.overlap.length) add(body, el("h3", null, "Weights that matter most to both, against chance"), table({ columns: Object.keys(d.overlap[0]).map((key) => ({ key, label: key.replaceAll("_", " ") })), rows: d.overlap }));
       (d.matrices || []).forEach((m) => add(body, matrixFigure(m, run)));
       add(body, caveats("A graft takes the tuned value of a few weights and leaves all others as they were. Recovery is (graft − base) / (tuned − base) on rows that no choice was made on.", "Random weights of the same number are the line to beat; plain movement |Δ| often comes close to a learned mask, and where it wins the curve shows it."));
       return follow;

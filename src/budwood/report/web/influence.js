@@ -92,7 +92,7 @@ function card(row, n, rank, score, most, query, inner, layers) {
   const lay = inner.layers && inner.layers[n];
   const same = row.label === undefined || query.label === undefined ? null : row.label === query.label ? "same label" : "other label";
   return el("li", { class: "card", "data-n": n }, el("div", { class: "cardhead" }, el("span", { class: "rank" }, `${rank}`), el("span", { class: "scorebox" }, bar), num(score, signed(score))),
-    rowText(row, tok ? tokens(tok) : null), el("div", { class: "cardfoot" }, rowFacts(row), same ? el("span", { class: "faint" }, same) : null), lay ? strip(layers, lay) : null);
+    rowText(row, tok ? tokens(tok) : null), el("div", { class: "cardfoot" }, rowFacts(row), same ? el("span", { class: "faint" }, same) : null), lay ? el("div", { class: "striped" }, strip(layers, lay), el("span", { class: "faint" }, "by layer")) : null);
 }
 
 async function showQuery(box, d, run, ctx, state, q, strategy) {
