@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,6 +120,8 @@ def test_the_story_is_read_top_to_bottom(browser: Any, file: str) -> None:
     page = tab.go("")
     tab.until("document.querySelectorAll('.chapter .claim').length === 7")
     assert page.locator(".chapter svg").count() >= 6
+    moved = page.evaluate(SHIFTS)
+    assert moved < 0.1, moved
     page.locator(".chapter .cross").nth(1).click()
     assert "view=probe" in page.url
     tab.close()
@@ -304,6 +307,22 @@ def test_dark_narrow_and_paper(browser: Any, file: str, how: str) -> None:
     tab.close()
 
 
+def test_running_jobs_are_followed(browser: Any, tmp_path: Path) -> None:
+    path = made.write_run(tmp_path / "runs" / "busy", "finetune", {}, status="running")
+    (path / "metrics.json").unlink()
+    (path / ".lock").write_text(f"process {os.getpid()} on {socket.gethostname()}, started now\n")
+    served = Served(tmp_path / "runs")
+    tab = Tab(browser, served.url)
+    page = tab.go("view=runs")
+    (path / "progress.jsonl").write_text('{"stage": "train", "done": 3, "total": 9, "left": 4.0}\n')
+    tab.until("document.querySelector('.live')?.textContent.includes('train 3 of 9')")
+    made.write_run(tmp_path / "runs" / "busy", "finetune", {"metric": "accuracy", "score": 0.75, "n": 4})
+    tab.until("document.querySelector('.claim').textContent.includes('1 finished')")
+    assert page.locator("tbody .n .num").first.get_attribute("data-value") == "0.75"
+    tab.close()
+    served.close()
+
+
 def test_large_pages_are_quick(browser: Any, tmp_path: Path) -> None:
     """900 queries x 40 rows: the page's size; times are printed by benchmarks/show_07.py, here only bounded widely."""
     queries, train = 900, 2490
@@ -324,6 +343,12 @@ def test_large_pages_are_quick(browser: Any, tmp_path: Path) -> None:
     tab.close()
 
 
+SHIFTS = """() => new Promise((done) => {
+  let sum = 0;
+  new PerformanceObserver((list) => list.getEntries().forEach((e) => { if (!e.hadRecentInput) sum += e.value; }))
+    .observe({ type: "layout-shift", buffered: true });
+  setTimeout(() => done(sum), 100);
+})"""
 CLICK = """async () => {
   const began = performance.now();
   document.querySelector("[role=option][data-q='17']").click();

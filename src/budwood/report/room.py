@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import json
 import os
 import re
@@ -146,13 +147,20 @@ class Room:
 def _object(path: Path, root: Path) -> tuple[dict[str, Any], str]:
     """The JSON object in a file and what is wrong with it; a missing file is no problem by itself."""
     try:
-        if not path.exists():
-            return {}, ""
-        if not path.resolve().is_relative_to(root):
-            return {}, f"{path.name} is a link that leads out of the runs directory and is not followed"
-        if path.stat().st_size > LARGEST:
-            return {}, f"{path.name} is larger than {LARGEST >> 20} MB and is not read"
-        value = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as e:
+            if e.errno != errno.ELOOP:
+                raise
+            if not path.resolve().is_relative_to(root):  # a link: looked at more closely
+                return {}, f"{path.name} is a link that leads out of the runs directory and is not followed"
+            handle = os.open(path, os.O_RDONLY)
+        with os.fdopen(handle, "rb") as f:
+            if os.fstat(handle).st_size > LARGEST:
+                return {}, f"{path.name} is larger than {LARGEST >> 20} MB and is not read"
+            value = json.loads(f.read())
+    except FileNotFoundError:
+        return {}, ""
     except (OSError, ValueError, RecursionError) as e:
         return {}, f"{path.name} cannot be read ({str(e).splitlines()[0][:120]})"
     if not isinstance(value, dict):

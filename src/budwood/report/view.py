@@ -80,6 +80,7 @@ def loopback(host: str) -> bool:
 def application(runs: Path, door: Door, ask: Asker | None = None) -> Starlette:
     """The server as an ASGI application."""
     from starlette.applications import Starlette
+    from starlette.middleware import Middleware
     from starlette.responses import Response
     from starlette.routing import Route
 
@@ -116,9 +117,7 @@ def application(runs: Path, door: Door, ask: Asker | None = None) -> Starlette:
         Route("/api/query", _json(query), methods=only),
         Route("/api/ask", _json(typed), methods=only),
     ]
-    app = Starlette(routes=routes)
-    app.add_middleware(_guard(door))
-    return app
+    return Starlette(routes=routes, middleware=[Middleware(_guard(door))])
 
 
 def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
@@ -136,7 +135,7 @@ def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
     return reply
 
 
-def _guard(door: Door) -> type:
+def _guard(door: Door) -> Any:
     """Middleware: host, token and method are checked first; every answer carries the policy."""
     from starlette.datastructures import Headers, MutableHeaders, QueryParams
     from starlette.requests import cookie_parser

@@ -43,9 +43,10 @@ def claim(room: Room) -> str:
     shared = [r for r in room.metrics.get("overlap") or [] if isinstance(r, dict) and r.get("times_chance") is not None]
     if shared:
         most = max(shared, key=lambda r: r["times_chance"])
+        times = number(most["times_chance"])
         return (
-            f"The weights that matter most to {most['of']} are among those of {most['in']} {number(most['times_chance'])} "
-            f"times as often as by chance in layer {most['layer']}: the most of {len(shared)} comparisons."
+            f"The weights that matter most to {most['of']} are among those of {most['in']} {times} times as often as "
+            f"by chance in layer {most['layer']}: the most of {len(shared)} comparisons."
         )
     by_layer = {k: v for k, v in (room.metrics.get("by_layer") or {}).items() if isinstance(v, int | float)}
     if not by_layer or not sum(by_layer.values()):

@@ -47,5 +47,5 @@ def claim(room: Room) -> str:
         rows, answers, of = number(best.get("k")), number(best["flipped"]), number(best.get("targets"))
         return f"Removing the {rows} rows that {best['scores']} names changes {answers} of {of} answers."
     if not results and isinstance(m.get("ceiling"), int | float):
-        return f"Models were retrained, and no scores are checked yet; the ceiling they could reach is {number(m['ceiling'])}."
+        return f"Models were retrained, and no scores are checked yet; their ceiling is {number(m['ceiling'])}."
     return "No model has been retrained yet." if not results else f"{len(results)} scores were checked."
