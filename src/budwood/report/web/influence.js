@@ -60,6 +60,28 @@ function queryList(d, pick) {
   } };
 }
 
+/** Words of a text as they are compared: lower case, letters and digits. */
+const wordsOf = (text) => text.toLowerCase().match(/[\p{L}\p{N}']+/gu) || [];
+
+/** The query's words, shaded by how much more the helpful rows share them than the harmful ones. */
+function shaded(query, sides, train) {
+  if (query.text === undefined) return null;
+  const bags = sides.map((side) => side.map(([n]) => new Set(train[n]?.text === undefined ? [] : wordsOf(`${textAt(train[n].text)} ${train[n].pair === undefined ? "" : textAt(train[n].pair)}`))));
+  const count = (word) => bags.map((list) => list.filter((bag) => bag.has(word)).length);
+  const parts = legible(textAt(query.text)).split(/([\p{L}\p{N}']+)/u);
+  if (parts.length > 800) return null;
+  return el("bdi", { class: "text", dir: "auto" }, parts.map((part, i) => {
+    if (i % 2 === 0) return part;
+    const [a, b] = count(part.toLowerCase());
+    const value = a / (bags[0].length || 1) - b / (bags[1].length || 1);
+    if (Math.abs(value) < 0.1) return part;
+    const span = el("span", { class: "token", title: `in ${a} of ${bags[0].length} helpful and ${b} of ${bags[1].length} harmful rows`, "data-value": value }, part);
+    span.style.backgroundColor = diverging(0.8 * value);
+    span.style.color = inkOn(diverging(0.8 * value));
+    return span;
+  }));
+}
+
 /** A training row's tokens, each shaded by its share. */
 function tokens([words, values]) {
   const most = Math.max(...values.map(Math.abs), 1e-30);
@@ -120,7 +142,7 @@ async function showQuery(box, d, run, ctx, state, q, strategy) {
   const sides = layers.length && answer.partial ? [at.filter((x) => x[1] >= 0), at.filter((x) => x[1] < 0).toReversed()] : [at.slice(0, half), at.slice(half).toReversed()];
   const side = (name, list, about) => el("section", { class: "side", "aria-label": name }, el("h4", null, name, el("span", { class: "faint" }, ` ${about}`)), el("ol", { class: "cards" }, list.map(([n, s], i) => card(answer.train[n] || { id: n }, n, i + 1, s, most, query, inner, known))));
   const file = () => download(`${run.name}-query-${q}.csv`, "text/csv", csv({ columns: ["rank", "id", "score", "label", "text"].map((key) => ({ key, label: key })), rows: at.map(([n, s], i) => ({ rank: i + 1, id: answer.train[n]?.id, score: s, label: answer.train[n]?.label, text: answer.train[n]?.text === undefined ? "" : textAt(answer.train[n].text) })) }));
-  put(box, el("article", { class: "query", "data-q": q }, el("h3", null, `Query ${q + 1}`), rowText(query), rowFacts(query)), told ? el("p", { class: "note" }, told, " ", el("button", { type: "button", class: "tool", click: () => setState({ layers: "" }) }, "Count all layers")) : null,
+  put(box, el("article", { class: "query", "data-q": q }, el("h3", null, `Query ${q + 1}`), rowText(query, shaded(query, sides, answer.train)), rowFacts(query)), told ? el("p", { class: "note" }, told, " ", el("button", { type: "button", class: "tool", click: () => setState({ layers: "" }) }, "Count all layers")) : null,
     el("p", null, el("button", { type: "button", class: "tool", click: file }, "CSV")),
     el("div", { class: "sides" }, side("Helped", sides[0], "more weight on these would raise the answer"), side("Harmed", sides[1], "more weight on these would lower it")));
 }
@@ -169,6 +191,8 @@ export const influenceView = {
     id: "influence", title: "Influence explorer", lead: "Which training rows made it?", make: "budwood influence score RUN --task tiny-sentiment --strategy ekfac,identity", prefer: (r) => r.verb === "influence score", reset: { q: "", find: "", label: "", said: "", layers: "" },
     build(body, d, run, ctx) {
       if (d.suspects.items.length) add(body, ...suspectList(d));
+      const asked = el("div", { class: "asked" });
+      add(body, askBox(run, ctx, asked, d), asked);
       if (!d.queries.length) return undefined;
       const first = readState();
       const labels = [...new Set(d.queries.map((x) => x.label).filter((x) => x !== undefined && x !== null))].map(String);
@@ -181,9 +205,8 @@ export const influenceView = {
       const list = queryList(d, (i) => setState({ q: String(i) }));
       const answer = el("div", { class: "answer" });
       const beside = el("div", { class: "beside" });
-      const asked = el("div", { class: "asked" });
-      add(body, d.missing ? el("p", { class: "faint" }, `Texts are not at hand: ${d.missing}`) : "", d.left_out ? el("p", { class: "faint" }, `Not in this page: ${d.left_out}.`) : "", askBox(run, ctx, asked, d) || "", asked, holder, el("div", { class: "explorer" }, list.node, answer), beside,
-        caveats(`A score says how much the ${d.measurement || "margin"} of the query's right answer would rise if the row had a little more weight in training; it is an approximation around the trained weights. \`validate\` checks it by retraining.`, "Shares by token are of the training row; shares by layer add up to the score where every layer is covered."));
+      add(body, d.missing ? el("p", { class: "faint" }, `Texts are not at hand: ${d.missing}`) : "", d.left_out ? el("p", { class: "faint" }, `Not in this page: ${d.left_out}.`) : "", holder, el("div", { class: "explorer" }, list.node, answer), beside,
+        caveats(`A score says how much the ${d.measurement || "margin"} of the query's right answer would rise if the row had a little more weight in training; it is an approximation around the trained weights. \`validate\` checks it by retraining.`, "Words of the query are shaded where the helpful rows shown share them more often (orange) or the harmful ones do (blue): a description, not an attribution.", "Shares by token are of the training row; shares by layer add up to the score where every layer is covered."));
       let was = "";
       return (state) => {
         const strategy = d.strategies.some((s) => s.name === state.strategy) ? state.strategy : d.strategies[0].name;
