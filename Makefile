@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: env demo test lint format bench show-01 show-02 show-03 show-04 show-05 show-06 show-07 clean
+.PHONY: env demo test browser lint format bench show-01 show-02 show-03 show-04 show-05 show-06 show-07 clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -27,7 +27,14 @@ env: $(VENV)/.dev
 demo: $(VENV)/.core
 	$(BIN)/budwood demo
 
-test: env
+# a browser for the tests of pages, where this machine may install one; without it those tests skip and say so
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && \
+	    apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
+	  echo "no chromium: tests in a browser will be skipped"
+
+test: env browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: env
@@ -57,6 +64,9 @@ show-03: env
 
 show-04: env
 	$(BIN)/python benchmarks/show_04.py
+
+show-07: env browser
+	$(BIN)/python benchmarks/show_07.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

@@ -33,6 +33,8 @@ COMMANDS = {
     "probe": ("probe", "a probe on every layer of every model, with control task, description length and baselines"),
     "influence": ("influence", "which training examples made a prediction: fit, score, self, index, query, show"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
+    "report": ("report", "runs as one self-contained page: opens from a file, needs no network"),
+    "view": ("view", "the same pages from a server on this machine, with live progress"),
     "runs": ("runs", "list runs; with --group mean, spread and median over seeds"),
     "compare": ("compare", "settings and metrics in which two runs differ"),
     "tasks": ("lists", "tasks, and whether their files are here; with a NAME three of its rows"),

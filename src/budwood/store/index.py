@@ -34,7 +34,7 @@ def list_runs(runs_dir: Path) -> list[Listed]:
     """Every run below `runs_dir`, oldest first; children of a run (one per seed) follow their parent."""
     if not runs_dir.is_dir():
         return []
-    found = [read_listed(path, index) for index in (_open(runs_dir),) for path in _directories(runs_dir)]
+    found = [read_listed(path, index) for index in (_open(runs_dir),) for path in directories(runs_dir)]
     return sorted(found, key=lambda r: (str(r.manifest.get("started", "")), str(r.path)))
 
 
@@ -44,7 +44,7 @@ def find_run(reference: str, runs_dir: Path) -> Path:
     direct = Path(name)
     if (direct / "run.json").exists():
         return direct
-    known = {str(p.relative_to(runs_dir)): p for p in _directories(runs_dir)} if runs_dir.is_dir() else {}
+    known = {str(p.relative_to(runs_dir)): p for p in directories(runs_dir)} if runs_dir.is_dir() else {}
     matches = [n for n in known if n == name or Path(n).name == name] or [n for n in known if n.startswith(name)]
     top = [n for n in matches if "/seeds/" not in n]
     if len(top or matches) == 1:
@@ -75,7 +75,7 @@ def read_listed(path: Path, index: sqlite3.Connection | None = None) -> Listed:
     return Listed(path, manifest, metrics)
 
 
-def _directories(runs_dir: Path) -> Iterator[Path]:
+def directories(runs_dir: Path) -> Iterator[Path]:
     """Runs in `runs_dir`, their children (one per seed), and runs inside folders such as a recipe's."""
     for path in sorted(p for p in runs_dir.iterdir() if p.is_dir() and not p.name.startswith(".")):
         if (path / "run.json").exists():

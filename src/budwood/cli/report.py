@@ -1,0 +1,42 @@
+"""`budwood report`: runs as one page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+
+def register(app: App) -> None:
+    """Add the verb."""
+
+    @app.command
+    def report(
+        *runs: str,
+        out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("report.html"),
+        directory: Path = Path("runs"),
+        json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    ) -> int:
+        """Write one self-contained HTML page of runs: it opens from a file, asks no network, and can be passed on.
+
+        Parameters
+        ----------
+        runs
+            Runs: directories, names or the start of a name; or a folder that holds some. Default: all of them.
+        out
+            The page to write.
+        directory
+            Where runs given by name are.
+        json_output
+            One JSON object on stdout.
+        """
+        from budwood.report.page import write_report
+        from budwood.store.index import find_run
+
+        given = [Path(r) if Path(r).is_dir() else find_run(r, directory) for r in runs] or [directory]
+        path = write_report(given, out)
+        told = {"report": str(path.resolve()), "bytes": path.stat().st_size}
+        print(json.dumps(told) if json_output else f"{told['report']} ({told['bytes'] / 1e6:.2f} MB)")
+        return 0

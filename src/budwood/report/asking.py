@@ -1,0 +1,37 @@
+"""Typed texts: the training rows behind them, from a run's index and a model at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from budwood.config.data import DataConfig
+from budwood.config.influence import IndexConfig, QueryConfig
+from budwood.report.room import Room
+from budwood.report.shelf import Asker
+
+ROWS = 10
+
+
+def asker(model: str) -> Asker:
+    """A function that answers texts with this model; torch is imported when the first one is asked."""
+    lock = Lock()  # one question at a time: the model is changed while gradients are taken
+
+    def ask(room: Room, text: str) -> dict[str, Any]:
+        from budwood.data.source import load_task
+        from budwood.methods.influence.query import answer
+
+        given = {k: v for k, v in room.manifest.get("given", {}).items() if v is not None}
+        own = IndexConfig(**{k: v for k, v in given.items() if k in IndexConfig.model_fields})
+        data = {k: getattr(own, k) for k in DataConfig.model_fields}
+        seed = own.data_seed if own.data_seed is not None else own.seed
+        task = load_task(DataConfig(**{**data, "offline": True, "data_seed": seed}))
+        cfg = QueryConfig(asked_text=text, task=task.name, top=ROWS, bottom=ROWS)
+        with lock:
+            found = answer(Path(room.path), cfg, model, task, own)
+        said = found["query"].get("predicted")
+        rows = [*found["top"], *reversed(found["bottom"])]
+        return {"rows": rows, "said": f"The model says {said}." if said else "", "strategy": found["strategy"]}
+
+    return ask
