@@ -28,8 +28,8 @@ def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
 
 def _model(result: dict[str, Any]) -> dict[str, Any]:
     layers = [{k: layer[k] for k in KEYS if k in layer} for layer in result.get("layers") or []]
-    seeds = {k: result[k] for k in ("best_layer", "head_score", "centre_of_gravity") if k in result}
-    return {"model": str(result.get("model", "?")), "layers": layers, **seeds}
+    told: dict[str, Any] = {"model": str(result.get("model", "?")), "layers": layers}
+    return told | {k: result[k] for k in ("best_layer", "head_score", "centre_of_gravity") if k in result}
 
 
 def claim(room: Room, models: list[dict[str, Any]]) -> str:
