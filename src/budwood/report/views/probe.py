@@ -42,7 +42,7 @@ def claim(room: Room, models: list[dict[str, Any]]) -> str:
     said = f"{room.task} is most legible in layer {best['layer']} of {first['model']}: {number(best.get('score'))}"
     majority = (room.metrics.get("baselines") or {}).get("majority")
     if majority is not None:
-        said += f", against {number(majority)} for the commonest label"
+        said += f", against {number(majority)} for always giving the commonest answer"
     if 0 in by_layer and best["layer"] != 0:
         said += f" and {number(by_layer[0].get('score'))} at the embeddings"
     for other in models[1:2]:
