@@ -37,6 +37,6 @@ def register(app: App) -> None:
 
         given = [Path(r) if Path(r).is_dir() else find_run(r, directory) for r in runs] or [directory]
         path = write_report(given, out)
-        told = {"report": str(path.resolve()), "bytes": path.stat().st_size}
-        print(json.dumps(told) if json_output else f"{told['report']} ({told['bytes'] / 1e6:.2f} MB)")
+        place, size = str(path.resolve()), path.stat().st_size
+        print(json.dumps({"report": place, "bytes": size}) if json_output else f"{place} ({size / 1e6:.2f} MB)")
         return 0

@@ -28,8 +28,8 @@ def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
 
 def _model(result: dict[str, Any]) -> dict[str, Any]:
     layers = [{k: layer[k] for k in KEYS if k in layer} for layer in result.get("layers") or []]
-    seeds = {k: result[k] for k in ("best_layer", "head_score", "centre_of_gravity") if k in result}
-    return {"model": str(result.get("model", "?")), "layers": layers, **seeds}
+    told: dict[str, Any] = {"model": str(result.get("model", "?")), "layers": layers}
+    return told | {k: result[k] for k in ("best_layer", "head_score", "centre_of_gravity") if k in result}
 
 
 def claim(room: Room, models: list[dict[str, Any]]) -> str:
@@ -42,7 +42,7 @@ def claim(room: Room, models: list[dict[str, Any]]) -> str:
     said = f"{room.task} is most legible in layer {best['layer']} of {first['model']}: {number(best.get('score'))}"
     majority = (room.metrics.get("baselines") or {}).get("majority")
     if majority is not None:
-        said += f", against {number(majority)} for the commonest label"
+        said += f", against {number(majority)} for always giving the commonest answer"
     if 0 in by_layer and best["layer"] != 0:
         said += f" and {number(by_layer[0].get('score'))} at the embeddings"
     for other in models[1:2]:

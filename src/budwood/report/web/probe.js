@@ -48,10 +48,11 @@ function mapSpec(d, run, what, picked, pick) {
 
 function linesSpec(d, run) {
   const series = d.models.map((m) => ({ name: m.model, points: m.layers.map((l) => ({ x: l.layer, y: l.score, low: l.low, high: l.high })) }));
-  const controls = d.models.filter((m) => m.layers.some((l) => typeof l.selectivity === "number"));
+  const sameScale = (l) => typeof l.selectivity === "number" && (l.score <= 1 || (l.control ?? 0) > 1); // spans are scored in percent
+  const controls = d.models.filter((m) => m.layers.some(sameScale));
   for (const m of controls.slice(0, 2)) series.push({ name: `${m.model}: control task`, quiet: true, points: m.layers.map((l) => ({ x: l.layer, y: l.control ?? (typeof l.selectivity === "number" ? l.score - l.selectivity : null) })) });
   if (Array.isArray(d.baselines.random_encoder)) series.push({ name: "random encoder", quiet: true, points: d.baselines.random_encoder.map((y, i) => ({ x: d.models[0]?.layers[i]?.layer ?? i, y: typeof y === "object" && y ? y.score : y })) });
-  const rules = [["majority", "commonest label"], ["bag_of_words", "bag of words"]].map(([k, name]) => ({ name, y: d.baselines[k] }));
+  const rules = [["majority", "commonest answer"], ["bag_of_words", "bag of words"]].map(([k, name]) => ({ name, y: d.baselines[k] }));
   return {
     name: `${run.name}-lines`, title: `${d.metric || "score"} from the embeddings to the last layer`, height: 300, note: "Bands are intervals over seeds or rows. Dashed: what needs no knowledge of the language.",
     draw: (w, say) => lines(w, { series, rules, height: 300, x: { label: "layer", text: layerName, ticks: layersOf(d) }, y: { label: d.metric || "score" }, name: "Score by layer" }, say),
