@@ -27,6 +27,7 @@ COMMANDS = {
     "evaluate": ("evaluate", "score a model as it is: metrics, calibration, one record per example"),
     "fisher": ("fisher", "how much each weight matters to a task: diagonal Fisher information"),
     "influence": ("influence", "which training examples made a prediction: fit, score, self, index, query, show"),
+    "validate": ("validate", "are scores true: lds, counterfactual, brittleness, mislabel, recall, by retraining"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
     "runs": ("runs", "list runs; with --group mean, spread and median over seeds"),
     "compare": ("compare", "settings and metrics in which two runs differ"),

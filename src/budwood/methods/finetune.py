@@ -41,11 +41,11 @@ def finetune(session: Session) -> dict[str, Any]:
             loaded = replace(loaded, model=random_weights(loaded.model, cfg.model_seed or 0))
         read = reading(loaded, task, cfg, mode, cfg.seed, cfg.reduce)
         sizes = prepare_model(loaded.model, cfg)
-        train_rows, selection_rows = _rows(task, cfg)
+        train_rows, selection_rows = training_rows(task, cfg)
         features = read.encode(train_rows)
     plan = make_plan(cfg, len(features), int(loaded.model.config.hidden_size), cfg.seed)
-    penalty, held = make_penalty(loaded.model, _holding(cfg))
-    terms = Terms(penalty=penalty, replay=_replay(cfg, loaded))
+    penalty, held = make_penalty(loaded.model, holding(cfg))
+    terms = Terms(penalty=penalty, replay=replayed(cfg, loaded))
     _announce(session, read, train_rows, plan, sizes)
     if held:
         say(f"  EWC: effective coefficient {held['ewc_effective']:.3g} on {held['ewc_held']:,} weights")
@@ -76,12 +76,13 @@ def finetune(session: Session) -> dict[str, Any]:
     return metrics
 
 
-def _holding(cfg: FinetuneConfig) -> Holding:
+def holding(cfg: FinetuneConfig) -> Holding:
+    """What the settings hold weights to."""
     names = Holding.__dataclass_fields__
     return Holding(**{n: getattr(cfg, n) for n in names})
 
 
-def _replay(cfg: FinetuneConfig, loaded: Loaded) -> Replay | None:
+def replayed(cfg: FinetuneConfig, loaded: Loaded) -> Replay | None:
     """Rows of another task to ride along, read by the same model; a model that cannot read them is refused."""
     if cfg.replay is None:
         return None
@@ -101,7 +102,7 @@ def _replay(cfg: FinetuneConfig, loaded: Loaded) -> Replay | None:
     return Replay(read.objective, read.feed(read.encode(task.rows("train"))), cfg.replay_rows)
 
 
-def _rows(task: Task, cfg: FinetuneConfig) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+def training_rows(task: Task, cfg: FinetuneConfig) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     """Rows to train on and rows to select on; without a split to spare, a tenth of the training rows is set aside."""
     rows = task.rows("train")
     if cfg.checkpoint == "last":

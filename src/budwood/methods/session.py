@@ -49,7 +49,7 @@ class Method(Protocol):
 
 
 RUNS = Path("runs")
-ARTEFACTS = frozenset({"ewc"})  # settings that name files: their content decides, not their place
+ARTEFACTS = frozenset({"ewc", "scores", "truth", "randomised", "sources"})  # settings that name files: their content decides, not their place
 
 
 def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:
@@ -102,13 +102,15 @@ def settings_of(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, A
     """The settings that decide the result: the verb's own, and the content of models and data."""
     own = {k: v for k, v in cfg.model_dump(mode="json").items() if k not in NEUTRAL}
     artefacts = {k: getattr(cfg, k) for k in own if k in ARTEFACTS and getattr(cfg, k)}
-    own |= {k: [_content(path) for path in paths] for k, paths in artefacts.items()}
+    listed = {k: v if isinstance(v, list | tuple) else (v,) for k, v in artefacts.items()}
+    own |= {k: [_content(path) for path in paths] for k, paths in listed.items()}
     return {**own, "models": [fingerprint(m) for m in models], "task": task.name, "rows": task.digest}
 
 
 def _content(path: Path) -> str:
     """Hash of an artefact given as a file or as the run that holds it; the path itself where there is nothing yet."""
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    kinds = ("*.safetensors", "scores/*", "truth/*", "*.npy", "*.pt", "files/*.pt", "*_ids.json")
+    files = sorted(f for kind in kinds for f in path.glob(kind)) if path.is_dir() else [path]
     return digest([_cached_digest(f) for f in files if f.is_file()] or str(path), 8)
 
 

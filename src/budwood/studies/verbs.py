@@ -67,6 +67,21 @@ VERBS = {
             "budwood.methods.influence.itself:itself",
             "budwood.methods.influence.estimate:itself",
         ),
+        *(
+            Verb(
+                f"validate {part}",
+                f"budwood.config.validate:{config}",
+                f"budwood.evaluation.{module}:validate_{part}",
+                f"budwood.evaluation.estimate:{part}",
+            )
+            for part, config, module in (
+                ("lds", "LdsConfig", "datamodel"),
+                ("counterfactual", "RemovalConfig", "counterfactual"),
+                ("brittleness", "RemovalConfig", "counterfactual"),
+                ("recall", "RecallConfig", "recall"),
+                ("mislabel", "MislabelConfig", "mislabel"),
+            )
+        ),
     )
 }
 

@@ -122,6 +122,10 @@ class Keeping:
     resumed: Callable[[int], None] = lambda n: None  # called with the updates done in an earlier session
 
 
+class Diverged(ModelError):
+    """A training whose loss is no number any more."""
+
+
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that training changes, by name."""
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -246,7 +250,7 @@ def _select(
 
 def _check(loss: float, step: int) -> None:
     if not np.isfinite(loss):
-        raise ModelError(
+        raise Diverged(
             f"The training loss became {loss} at update {step + 1}. Lower --learning-rate, keep --max-grad-norm above "
             "0, and look for odd rows in the data."
         )
