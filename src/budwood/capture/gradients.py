@@ -153,7 +153,7 @@ def _add_grad(out: Tensor, use: Use, name: str) -> None:
         out.view(-1, out.shape[2]).index_add_(0, key, g)
     else:
         left_BTO, right_BTI = _sides(use)
-        out.baddbmm_(left_BTO.transpose(1, 2), right_BTI)
+        out.flatten(2).baddbmm_(left_BTO.transpose(1, 2), right_BTI)
 
 
 def _words(use: Use, size: int) -> tuple[Tensor, Tensor]:
@@ -176,7 +176,7 @@ def _square_sum(uses: Sequence[Use], name: str, parameter: Tensor) -> Tensor:
     left_BTO = torch.cat([left for left, _ in products], 1) if products else None
     right_BTI = torch.cat([right for _, right in products], 1) if products else None
     if left_BTO is not None and right_BTI is not None:
-        total += outer_square_sum(left_BTO, right_BTI)
+        total += outer_square_sum(left_BTO, right_BTI).view_as(total)
     if lookups:
         size = parameter.shape[0]
         found = [_words(use, size) for use in lookups]

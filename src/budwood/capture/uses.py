@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from budwood.data.batch import Batch
@@ -22,7 +23,7 @@ from budwood.errors import TreeError, nearest
 from budwood.models.objective import Targets
 from budwood.params.tree import named
 
-Kind = Literal["linear", "conv1d", "embedding", "layernorm", "rmsnorm"]
+Kind = Literal["linear", "conv1d", "conv2d", "embedding", "layernorm", "rmsnorm"]
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ def layout_of(batch: Batch, targets: Targets) -> Layout:
 class Use:
     """One application of a module, example by example.
 
-    `a`: the input a_BTI of a linear layer or Conv1D, the normalised input a_BTD of a norm, or the token ids a_BT of an
-    embedding. `g_BTO`: the gradient of the output. `mask_BT`: which positions are real (None: all). `weight`, `bias`:
-    canonical names of the parameters applied (None: absent). `skip`: the id that an embedding never learns.
+    `a`: the input a_BTI of a linear layer or Conv1D (of a Conv2d: its patches, places being positions), the normalised
+    input a_BTD of a norm, or the token ids a_BT of an embedding. `g_BTO`: the gradient of the output. `mask_BT`: which
+    positions are real (None: all). `weight`, `bias`: canonical names of the parameters applied (None: absent). `skip`:
+    the id that an embedding never learns.
     """
 
     kind: Kind
@@ -71,6 +73,7 @@ class Record:
     version: int
     edge: GradientEdge
     skip: int | None
+    time_first: bool = False
 
 
 @dataclass
@@ -93,25 +96,30 @@ class LinearIO:
         for record, grad in zip(self.records, grads, strict=True):
             if grad is not None:  # None: the output has no part in the value
                 assert record.a._version == record.version, f"input of {record.weight} was overwritten during the pass"
-                self._uses.append(_arranged(record, grad, self.layout))
+                self._uses.append(arranged(record, grad, self.layout))
 
     def uses(self, name: str) -> tuple[Use, ...]:
         """All uses of one parameter in the last `backward`, in the order of the pass."""
         return tuple(u for u in self._uses if name in (u.weight, u.bias))
 
 
-def _arranged(record: Record, grad: Tensor, layout: Layout) -> Use:
+def arranged(record: Record, grad: Tensor, layout: Layout) -> Use:
     """A record with its gradient, both with the example first."""
+    if record.kind == "conv2d":
+        g_BTO = grad.flatten(2).transpose(1, 2)
+        return Use(record.kind, record.weight, record.bias, record.a, g_BTO, None)
     ids = record.kind == "embedding"
     a = record.a
-    if not ids and a.dim() == 2 and layout.row_M is not None and len(a) == len(layout.row_M):
+    if record.time_first:
+        a, grad = (x.reshape(-1, layout.count, x.shape[-1]).transpose(0, 1) for x in (a, grad))
+    elif not ids and a.dim() == 2 and layout.row_M is not None and len(a) == len(layout.row_M):
         a_BTI, g_BTO, mask_BT = _by_example(a, grad, layout)
         return Use(record.kind, record.weight, record.bias, a_BTI, g_BTO, mask_BT, record.skip)
     count = layout.count
     a = a.reshape(count, -1) if ids else a.reshape(count, -1, a.shape[-1])
     g_BTO = grad.reshape(count, -1, grad.shape[-1])
     mask = layout.mask_BT
-    fits = mask is not None and record.a.dim() >= (2 if ids else 3) and mask.shape == a.shape[:2]
+    fits = mask is not None and (record.time_first or record.a.dim() >= (2 if ids else 3)) and mask.shape == a.shape[:2]
     return Use(record.kind, record.weight, record.bias, a, g_BTO, mask if fits else None, record.skip)
 
 
@@ -142,6 +150,9 @@ def kind_of(module: nn.Module) -> Kind | None:
         return "linear"
     if isinstance(module, Conv1D) and forward is Conv1D.forward:
         return "conv1d"
+    if isinstance(module, nn.Conv2d) and forward is nn.Conv2d.forward:
+        whole = module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        return "conv2d" if whole else None
     if isinstance(module, nn.Embedding) and forward is nn.Embedding.forward:
         plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
         return "embedding" if plain else None
@@ -161,6 +172,12 @@ def _normalised(module: Any, kind: Kind, x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
+def _patches(module: Any, x_BCHW: Tensor) -> Tensor:
+    """a_BTI: what a Conv2d sees at each of its places."""
+    unfolded = nn.functional.unfold(x_BCHW, module.kernel_size, module.dilation, module.padding, module.stride)
+    return unfolded.transpose(1, 2)
+
+
 def _belongs(x: Tensor, ids: bool, layout: Layout) -> bool:
     """Whether the leading rows of an input are examples or readouts."""
     if x.dim() >= 3 or (ids and x.dim() == 2):
@@ -169,28 +186,72 @@ def _belongs(x: Tensor, ids: bool, layout: Layout) -> bool:
     return x.dim() == 2 and x.shape[0] in (layout.count, readouts)
 
 
+def _edge(output: Tensor) -> tuple[Tensor, GradientEdge]:
+    """An output and the place in the graph where its gradient will arrive; the graph begins here if it has not yet."""
+    if output.requires_grad:
+        return output, get_gradient_edge(output)
+    leaf = output.detach().requires_grad_()
+    return leaf.clone(), get_gradient_edge(leaf)  # a leaf could not be changed in place further on
+
+
 def _recording(io: LinearIO, module: Any, kind: Kind, weight: str | None, bias: str | None) -> Callable[..., Any]:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         x: Tensor = (args[0] if args else next(iter(kwargs.values()))).detach()
         if not _belongs(x, kind == "embedding", io.layout):
             io.uncovered.update(n for n in (weight, bias) if n)
             return output
+        if kind == "conv2d":
+            x = _patches(module, x)
         if kind in ("layernorm", "rmsnorm"):
             x = _normalised(module, kind, x)
             if kind == "rmsnorm" and not torch.allclose(module.weight * x, output, rtol=1e-3, atol=1e-4):
                 io.uncovered.update(n for n in (weight, bias) if n)
                 return output
-        if not output.requires_grad:
-            output = output.detach().requires_grad_()
-            edge = get_gradient_edge(output)
-            output = output.clone()  # a leaf could not be changed in place further on
-        else:
-            edge = get_gradient_edge(output)
+        output, edge = _edge(output)
         skip = module.padding_idx if kind == "embedding" else None
         io.records.append(Record(kind, weight, bias, x, x._version, edge, skip))
         return output
 
     return hook
+
+
+class _Inside(TorchFunctionMode):
+    """Sees the linear maps that `nn.MultiheadAttention` applies without calling the modules that own them."""
+
+    def __init__(self, io: LinearIO, owned: dict[int, tuple[str, str | None]]) -> None:
+        super().__init__()
+        self.io, self.owned = io, owned
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not nn.functional.multi_head_attention_forward:
+            return func(*args, **(kwargs or {}))
+        plain = nn.functional.linear
+        nn.functional.linear = self._linear
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            nn.functional.linear = plain
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        output = torch._C._nn.linear(x, weight, bias)
+        if id(weight) in self.owned:
+            x = x.detach()  # [T B, I] or [T, B, I]: this module has the examples second
+            output, edge = _edge(output)
+            record = Record("linear", *self.owned[id(weight)], x, x._version, edge, None, time_first=True)
+            self.io.records.append(record)
+        return output
+
+
+def _attention_maps(model: nn.Module, io: LinearIO) -> dict[int, tuple[str, str | None]]:
+    """Wanted (weight, bias) that `nn.MultiheadAttention` modules of a model apply themselves, by weight."""
+    found: dict[int, tuple[str, str | None]] = {}
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            pairs = [(module.out_proj.weight, module.out_proj.bias), (module.in_proj_weight, module.in_proj_bias)]
+            for weight, bias in pairs:
+                if weight is not None and id(weight) in io.wanted:
+                    found[id(weight)] = io.wanted[id(weight)], io.wanted.get(id(bias))
+    return found
 
 
 def _expanding(io: LinearIO) -> Callable[..., Any]:
@@ -233,9 +294,12 @@ def recording(model: nn.Module, names: Sequence[str], layout: Layout) -> Iterato
         raise TreeError(f"The model has no parameter '{unknown[0]}'.{nearest(unknown[0], parameters)}")
     io = LinearIO(layout, {id(parameters[n]): n for n in names})
     handles: list[RemovableHandle] = []
+    inside = _attention_maps(model, io)
     try:
         handles.extend(_attach(model, io))
-        yield io
+        io.uncovered -= {n for pair in inside.values() for n in pair if n}
+        with _Inside(io, inside) if inside else contextlib.nullcontext():
+            yield io
     finally:
         for handle in handles:
             handle.remove()

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from budwood.cli.show import serve
-from budwood.config.influence import FitConfig, ScoreConfig, SelfConfig
+from budwood.cli.show import grid, serve
+from budwood.config.influence import (
+    FitConfig,
+    ImportConfig,
+    IndexConfig,
+    QueryConfig,
+    ScoreConfig,
+    SelfConfig,
+    damping_label,
+)
+from budwood.store.files import write_text
 
 
 def register(app: App) -> None:
@@ -47,3 +59,125 @@ def register(app: App) -> None:
             A fine-tuned run or checkpoint.
         """
         return serve("influence self", settings, [model])
+
+    @part.command
+    def index(model: str, *, settings: Annotated[IndexConfig, Parameter(name="*")]) -> int:
+        """An index of the training rows, so that `influence query` answers a new text at once.
+
+        Parameters
+        ----------
+        model
+            A fine-tuned run or checkpoint.
+        """
+        return serve("influence index", settings, [model])
+
+    @part.command
+    def query(model: str, *, settings: Annotated[QueryConfig, Parameter(name="*")]) -> int:
+        """The training rows behind the model's answer to a text of your own; the index is made where it is missing.
+
+        Parameters
+        ----------
+        model
+            A fine-tuned run or checkpoint.
+        """
+        from budwood.methods.influence.page import blocks
+        from budwood.studies.influence import ask
+
+        found = ask(settings, model)
+        if settings.json_output:
+            print(json.dumps(found))
+            return 0
+        took = found["milliseconds"]
+        print(blocks(found))
+        print(
+            f"\n{took['whole']:.0f} ms, of which {took['backward']:.0f} ms the backward pass; index in {found['run']}"
+        )
+        return 0
+
+    @part.command(name="import")
+    def bring(source: Path, *, settings: Annotated[ImportConfig, Parameter(name="*")]) -> int:
+        """Scores of another tool as a run: .npy, .safetensors, or a directory of kronfluence or bergson.
+
+        Parameters
+        ----------
+        source
+            The file or directory; rows and columns are the task's queries and training rows, in their order.
+        """
+        return serve("influence import", settings.model_copy(update={"source": (source,)}), [])
+
+    @part.command
+    def show(
+        run: Path,
+        *,
+        query: str = "0",
+        top: int = 5,
+        bottom: int = 5,
+        strategy: str | None = None,
+        damping: str | None = None,
+        modules: Annotated[list[str], Parameter(negative="", consume_multiple=False)] = [],  # noqa: B006
+        layers: Annotated[list[str], Parameter(negative="", consume_multiple=False)] = [],  # noqa: B006
+        graft: Path | None = None,
+        as_: Annotated[Literal["text", "table", "json", "html"], Parameter(name="--format")] = "text",
+        json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+        out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    ) -> int:
+        """The training rows that helped and hurt a query most, as text.
+
+        Parameters
+        ----------
+        run
+            A run of `influence score`, or imported scores.
+        query
+            The query's number or id.
+        top
+            Most helpful rows shown.
+        bottom
+            Most harmful rows shown.
+        strategy
+            Whose scores; default: the run's first.
+        damping
+            At which damping; default: the run's first.
+        modules
+            Count only modules matching these globs (runs with --per-module).
+        layers
+            Count only these layers, from 0 (runs with --per-layer or --per-module).
+        graft
+            Count only the weights of this .graft: which rows wrote the patch.
+        as_
+            Blocks of text, a table, JSON or an HTML page.
+        json_output
+            The same as --format json.
+        out
+            Write to this file instead of the screen.
+        """
+        from budwood.errors import ConfigError
+        from budwood.methods.influence.page import blocks, page, table
+        from budwood.methods.influence.show import Wish
+        from budwood.methods.influence.show import show as look
+
+        if top < 0 or bottom < 0:
+            raise ConfigError(f"--top {top} --bottom {bottom}: give numbers of rows, 0 or more.")
+        try:
+            damping = damping_label(damping) if damping else None
+        except ValueError as e:
+            raise ConfigError(f"{e}.") from e
+        globs = tuple(p for m in modules for p in m.split(",") if p)
+        numbers = tuple(p.strip() for m in layers for p in m.split(",") if p.strip())
+        if bad := [n for n in numbers if not n.isdigit()]:
+            raise ConfigError(f"--layers was given '{bad[0]}': give numbers of layers, counted from 0.")
+        wish = Wish(query, top, bottom, strategy, damping, globs, tuple(map(int, numbers)), graft)
+        found = look(run, wish)
+        kind = "json" if json_output else as_
+        makers = {
+            "text": blocks,
+            "table": lambda f: grid(table(f), ["rank", "score", "id", "label", "text"]),
+            "json": json.dumps,
+            "html": page,
+        }
+        text = makers[kind](found)
+        if out is None:
+            print(text)
+        else:
+            write_text(out, text + "\n")
+            print(f"in {out}", file=sys.stderr)
+        return 0

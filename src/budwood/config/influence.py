@@ -170,6 +170,13 @@ class IndexConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfi
     coordinates: Annotated[str, Parameter(group=INFLUENCE)] = Field(
         "3%", description="Eigen-coordinates kept of every gradient: a number or a share of all."
     )
+    sketch: Annotated[float | None, Parameter(group=INFLUENCE)] = Field(
+        None,
+        ge=0,
+        le=0.9,
+        description="Share of them that are random sums of all coordinates not kept. Default: half up to 2M parameters, "
+        "else none, since the whole gradient of a question has to be folded.",
+    )
     calibration: Annotated[int, Parameter(group=INFLUENCE)] = Field(
         64, ge=1, description="Queries (seeded sample of the validation rows) that decide which coordinates carry most."
     )
@@ -188,6 +195,9 @@ class IndexConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfi
 class QueryConfig(IndexConfig):
     """Everything `influence query` can be told."""
 
+    task: Annotated[str, Parameter(group=DATA)] = Field(
+        "", description="The task of the training rows; default: that of the run which trained the model."
+    )
     # --text, --text-pair and --label belong to the question here; columns of own files get longer names
     text: Annotated[str | None, Parameter(name="--text-column", group=DATA)] = Field(
         None, description="Column with the text."
@@ -214,7 +224,20 @@ class QueryConfig(IndexConfig):
     )
 
 
-ASKED = frozenset({"asked_text", "asked_pair", "asked_label", "top", "bottom", "exact"})  # of a question, not of the index
+class ImportConfig(DataConfig, RunConfig):
+    """Everything `influence import` can be told."""
+
+    source: Annotated[tuple[Path, ...], Parameter(parse=False)] = Field(
+        (), description="The file or directory of scores."
+    )
+    name: Annotated[str, Parameter(group=INFLUENCE)] = Field("foreign", description="What these scores are called.")
+    query_split: Annotated[str | None, Parameter(group=INFLUENCE)] = Field(
+        None, description="Split whose rows the queries are, in order; default: test where it has labels."
+    )
+    train_split: Annotated[str, Parameter(group=INFLUENCE)] = Field("train", description="Split of the training rows.")
+    negate: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(
+        False, description="Turn the sign: for scores in which positive means harm."
+    )
 
 
 def damping_label(given: str) -> str:
@@ -234,7 +257,9 @@ def damping_label(given: str) -> str:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise ValueError(f"--damping was given '{given}': give a number >= 0, such as 1e-8, or 0.1mean, heuristic, auto")
+        raise ValueError(
+            f"--damping was given '{given}': give a number >= 0, such as 1e-8, or 0.1mean, heuristic, auto"
+        )
     return f"{value:g}mean" if text.endswith("mean") else f"{value:g}"
 
 

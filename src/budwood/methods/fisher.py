@@ -8,7 +8,7 @@ Shapes: B examples, M readouts, K classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,19 @@ from torch import Tensor
 
 from budwood.capture.accumulate import Sums
 from budwood.capture.gradients import Coverage, Question, cover, per_example_grads, per_example_square_sum
+from budwood.capture.questions import labels_for, questions
 from budwood.config.fisher import FisherConfig, FisherKind
 from budwood.data.batch import Batch, Features, budget_batches
 from budwood.data.source import load_task
 from budwood.data.task import Task
 from budwood.engine.jobs import Job
 from budwood.engine.run import run_all
-from budwood.errors import ConfigError, ModelError
+from budwood.errors import ModelError
 from budwood.figures.mass import mass_by_layer
 from budwood.figures.save import drawing, save
-from budwood.linalg.categorical import covariance_factors
 from budwood.methods.session import RUNS, Session
 from budwood.models.load import load, model_hash
-from budwood.models.objective import Objective, Targets, sample_labels
+from budwood.models.objective import Objective, Targets
 from budwood.models.reading import Reading, head_spec, mode_for, reading
 from budwood.models.reference import resolve
 from budwood.params import tree
@@ -40,7 +40,6 @@ from budwood.store.files import canonical
 from budwood.train.plan import device_for
 
 TOKENS = 4096  # padded tokens per batch of capture
-FEW_LABELS, MOST_LABELS = 8, 64  # exact by default up to the first, refused above the second
 GRADIENTS = 1 << 26  # most numbers of per-example gradients held at once (mas)
 
 
@@ -124,19 +123,9 @@ def _open(key: _Key) -> _Shop:
 
 def kind_for(cfg: FisherConfig, task: Task) -> FisherKind:
     """The kind asked for, else exact for few labels and sampled for many; exact over a vocabulary is refused."""
-    one_answer = task.kind in ("label", "regression")
-    labels = len(task.labels) if task.kind == "label" else 1
-    if cfg.kind is None:
-        return "exact" if one_answer and labels <= FEW_LABELS else "sampled"
-    if cfg.kind == "exact" and (not one_answer or labels > MOST_LABELS):
-        what = f"{labels} labels" if one_answer else f"several answers per row (kind '{task.kind}')"
-        raise ConfigError(
-            f"--kind exact goes through every label of every answer, and task '{task.name}' has {what}. Use --kind "
-            "sampled: it has the same expectation."
-        )
-    if cfg.kind == "sampled" and task.kind == "regression":
-        return "exact"  # one output: the expectation is known and costs the same
-    return cfg.kind
+    if cfg.kind == "batched" or cfg.kind == "mas":
+        return cfg.kind
+    return labels_for(cfg.kind, task, "--kind")
 
 
 def shard(arguments: dict[str, Any], part: Path) -> None:
@@ -171,31 +160,9 @@ def _squares(ask: Callable[[_Shop, Batch], Sequence[Question]]) -> Callable[[_Sh
     return add
 
 
-def _ask_truth(shop: _Shop, batch: Batch) -> Sequence[Question]:
-    return (Question(),)
-
-
-def _ask_drawn(shop: _Shop, batch: Batch) -> Sequence[Question]:
-    """The loss of labels drawn from the model itself; a row's draw depends on the seed and its place alone."""
-    objective, seed = shop.read.objective, shop.cfg.seed
-
-    def value(logits_MC: Tensor, targets: Targets) -> Tensor:
-        drawn_M = sample_labels(logits_MC, targets, batch.index_B.tolist(), seed)
-        return objective.loss(logits_MC, replace(targets, label_M=drawn_M))
-
-    return (Question(value),)
-
-
-def _ask_all(shop: _Shop, batch: Batch) -> Sequence[Question]:
-    """K - 1 directions whose squared gradients sum to the expectation over all K labels."""
-    task = shop.read.task
-    if task.kind == "regression":  # the loss (z - y)^2 is a Gaussian of variance 1/2: E (2 (z - y))^2 = 2
-        return (Question(lambda z_B1, targets: z_B1[:, 0] * 2**0.5),)
-    return [Question(_direction(j)) for j in range(len(task.labels) - 1)]
-
-
-def _direction(j: int) -> Callable[[Tensor, Targets], Tensor]:
-    return lambda logits_BK, targets: (covariance_factors(logits_BK.detach())[:, j] * logits_BK).sum(1)
+def _ask(shop: _Shop, batch: Batch) -> Sequence[Question]:
+    assert shop.kind in ("exact", "sampled", "empirical")
+    return questions(shop.kind, shop.read.task, shop.read.objective, batch, shop.cfg.seed)
 
 
 def _add_batched(shop: _Shop, order: np.ndarray, sums: Sums) -> None:
@@ -229,9 +196,9 @@ def _squared_norm(objective: Objective, logits_MC: Tensor, targets: Targets) -> 
 
 
 KINDS: dict[FisherKind, Callable[[_Shop, np.ndarray, Sums], None]] = {
-    "exact": _squares(_ask_all),
-    "sampled": _squares(_ask_drawn),
-    "empirical": _squares(_ask_truth),
+    "exact": _squares(_ask),
+    "sampled": _squares(_ask),
+    "empirical": _squares(_ask),
     "batched": _add_batched,
     "mas": _add_mas,
 }

@@ -49,7 +49,8 @@ class Method(Protocol):
 
 
 RUNS = Path("runs")
-ARTEFACTS = frozenset({"ewc", "scores", "truth", "randomised", "sources"})  # settings that name files: their content decides, not their place
+# settings that name files: their content decides, not their place
+ARTEFACTS = frozenset({"ewc", "source", "scores", "truth", "randomised", "sources"})
 
 
 def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:

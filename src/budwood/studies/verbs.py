@@ -59,7 +59,19 @@ VERBS = {
                 f"budwood.methods.influence.{part}:{part}",
                 f"budwood.methods.influence.estimate:{part}",
             )
-            for part, config in (("fit", "FitConfig"), ("score", "ScoreConfig"), ("index", "IndexConfig"))
+            for part, config in (("fit", "FitConfig"), ("score", "ScoreConfig"))
+        ),
+        Verb(
+            "influence index",
+            "budwood.config.influence:IndexConfig",
+            "budwood.methods.influence.index:index",
+            "budwood.methods.influence.index:estimate",
+        ),
+        Verb(
+            "influence import",
+            "budwood.config.influence:ImportConfig",
+            "budwood.methods.influence.foreign:bring",
+            "budwood.methods.influence.foreign:estimate",
         ),
         Verb(
             "influence self",

@@ -23,7 +23,7 @@ def written(path: Path, **changes: object) -> Scores:
         for q in (slice(2, 3), slice(0, 2)):
             for n in (np.array([5, 0, 3]), np.array([1, 2, 4, 6])):
                 desk.put(MAIN, q, n, VALUES[q][:, n])
-        for module, share in (("layer.0.dense", 0.25), ("layer.1.dense", 0.5), ("head", 0.25)):
+        for module, share in (("layer.0.dense", 0.25), ("layer.1.dense", 0.5), ("head.classifier", 0.25)):
             desk.put(Matrix("ekfac", "1e-08", module), slice(None), slice(None), share * VALUES)
         desk.put(Matrix("bm25", main=True), np.arange(Q), np.arange(N), np.abs(VALUES))
     return Scores.open(path)
@@ -34,7 +34,7 @@ def test_tiles_become_rows(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "scores").iterdir()) == [
         "bm25.npy",
         "ekfac.npy",
-        "ekfac@1e-08.head.npy",
+        "ekfac@1e-08.head.classifier.npy",
         "ekfac@1e-08.layer.0.dense.npy",
         "ekfac@1e-08.layer.1.dense.npy",
         "index.json",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from budwood.store.files import read_json, write_json, writing_directory
 
 FORMAT = 1
 TOKENS = "tokens"
+LAYER = re.compile(r"layer\.\d+|head")
 Stored = Literal["float32", "float16", "bfloat16", "float64"]
 
 
@@ -259,9 +261,16 @@ class Scores:
 
     def modules(self, matrix: Matrix | None = None) -> tuple[str, ...]:
         """Modules whose own scores lie beside a matrix."""
+        return tuple(m for m in self._beside(matrix) if not LAYER.fullmatch(m))
+
+    def layers(self, matrix: Matrix | None = None) -> tuple[str, ...]:
+        """Layers ("layer.0", ..., "head") whose own scores lie beside a matrix."""
+        return tuple(m for m in self._beside(matrix) if LAYER.fullmatch(m))
+
+    def _beside(self, matrix: Matrix | None) -> list[str]:
         of = matrix or self.find()
         listed = (m for m in self.matrices if (m.strategy, m.damping) == (of.strategy, of.damping))
-        return tuple(m.module for m in listed if m.module not in ("", TOKENS))
+        return [m.module for m in listed if m.module not in ("", TOKENS)]
 
     def within(self, query: int, patterns: Sequence[str], matrix: Matrix | None = None) -> np.ndarray:
         """One query's scores counting only modules that match one of the glob patterns."""

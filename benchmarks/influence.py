@@ -1,0 +1,207 @@
+"""Influence against its peers: factors and scores on the same rows, threads and model, and the floor below all.
+
+    python benchmarks/influence.py [--model DIR] [--task rte] [--rows 1000] [--queries 64] [--peers-python PYTHON]
+
+The floor is a plain forward and backward pass over the same rows, batched by length. Seconds are wall-clock; on a
+machine that does other things besides, the processor seconds beside them are the fairer number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = Path(os.environ.get("BUDWOOD_SHARED", ROOT.parent / "shared"))
+LONGEST = 128
+
+
+def rows_file(model: str, task: str, rows: int, queries: int, place: Path) -> Path:
+    """Token ids and labels of the first rows of a task, cut to 128 tokens, as every tool reads them."""
+    from transformers import AutoTokenizer
+
+    import budwood as bw
+
+    data = bw.task(task, data_dir=(SHARED / "data" / "glue",))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def encoded(split: str, count: int) -> tuple[list[list[int]], list[int]]:
+        chosen = data.rows(split)[:count]
+        ids = [tokenizer(r.text, r.pair, truncation=True, max_length=LONGEST)["input_ids"] for r in chosen]
+        return ids, [int(r.label) for r in chosen]  # type: ignore[arg-type]
+
+    train, labels = encoded("train", rows)
+    asked, asked_labels = encoded("validation", queries)
+    file = place / "rows.json"
+    file.write_text(
+        json.dumps({"train": train, "train_labels": labels, "queries": asked, "query_labels": asked_labels})
+    )
+    return file
+
+
+def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> dict[str, Any]:
+    """Our phases and the floor in this process, with peak memory of the phases."""
+    import torch
+    from influence_peers import load
+
+    from budwood.config.influence import FitConfig
+    from budwood.data.batch import Features
+    from budwood.data.encoding import Encoding
+    from budwood.data.task import Row, Task
+    from budwood.methods.influence import factors as made
+    from budwood.methods.influence.factors import Factors, settings_of
+    from budwood.methods.influence.fit import identity
+    from budwood.methods.influence.moments import covariances, second_moments
+    from budwood.methods.influence.pairs import Meeting, Resident
+    from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
+    from budwood.methods.influence.workshop import shop_of
+    from budwood.models.load import Loaded
+    from budwood.models.objective import Head
+    from budwood.models.reading import Reading, RowFeed
+    from budwood.params import tree
+    from budwood.store.files import write_text
+
+    class Plain(Reading):
+        def feed(self, features: Features) -> RowFeed:
+            return RowFeed(features, 0)
+
+    def features(ids: list[list[int]], labels: list[int]) -> Features:
+        names = [str(i) for i in range(len(ids))]
+        return Features.from_lists(names, {"input_ids": ids}, {"label": labels})
+
+    train, asked = (features(data[k], data[f"{s}_labels"]) for k, s in (("train", "train"), ("queries", "query")))
+    task = Task("bench", "label", {"train": (Row("r"),)}, ("0", "1"))
+    read = Plain(Loaded(load(model_dir), None, None, 512, ()), task, "head", Head(), Encoding(), None, None)  # type: ignore[arg-type]
+    shop = shop_of(read, train, FitConfig(task="bench", strategy=strategies))
+    order = np.argsort(-train.lengths_N, kind="stable")
+    phases: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        began, began_cpu = time.perf_counter(), time.process_time()
+        found = work()
+        phases[name], cpu[name] = time.perf_counter() - began, time.process_time() - began_cpu
+        return found
+
+    def floor() -> None:
+        for index in shop.batches(train, order):
+            batch = read.feed(train)(index, 0)
+            read.objective.loss(
+                read.objective.logits(shop.model, batch), read.objective.targets(batch)
+            ).sum().backward()
+            shop.model.zero_grad(set_to_none=True)
+
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        covariance = timed("covariance", lambda: made.means(made.merged([covariances(shop, order)]), torch.float32))
+        eigen = timed("eigen", lambda: made.decompose(covariance))
+        tree.save(place / "eigen.safetensors", eigen, {})
+        bases = Factors(place, shop.maps, {}).bases
+        sums = timed("lambda", lambda: second_moments(shop, order, bases, "diagonal" in strategies))
+        tree.save(place / "moments.safetensors", {k: v / len(order) for k, v in sums.items()}, {})
+        facts = {"rows": len(order), "fit_rows": len(order), "evidence": {"best": 0.1}, **identity(shop)}
+        write_text(place / "factors.json", made.facts_json(shop.maps, facts))
+        del covariance, eigen, sums, bases
+
+        def score() -> None:
+            settings = settings_of(strategies, ("1e-08",))
+            work = Work(len(asked), len(train), float(train.lengths_N.mean()))
+            ready = precondition(Factors.open(place), settings, work)
+            blocks = Resident(len(asked), shop.like)
+            question = measurement(read.objective, "margin")
+            query_blocks(shop, ready, asked, np.arange(len(asked)), question, blocks.put)
+            out = np.zeros((len(settings), len(asked), len(train)))
+
+            def add(setting: int, m: Any, took: np.ndarray, score_BQ: torch.Tensor) -> None:
+                out[setting][:, took] += score_BQ.T.numpy()
+
+            Meeting(shop, ready, blocks, len(asked), add)(train, order)
+
+        timed("scores", score)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        own = sum(phases.values()), sum(cpu.values())
+        timed("floor", floor)
+    return {
+        "tool": "budwood " + "+".join(strategies),
+        "seconds": own[0],
+        "cpu_seconds": own[1],
+        "floor": cpu["floor"],
+        "times_floor": own[1] / cpu["floor"],
+        "phases": phases,
+        "cpu": cpu,
+        "peak_rss_mb": peak,
+    }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """One line per tool; the first is ours."""
+    lines = [f"{'tool':<34} {'seconds':>9} {'cpu':>9} {'ours is':>8} {'peak MB':>8}  phases"]
+    best = results[0]
+    for r in results:
+        if "error" in r:
+            lines.append(f"{r['tool']:<34} {r['error']}")
+            continue
+        times = r.get("cpu_seconds", r["seconds"]) / best["cpu_seconds"]
+        phases = ", ".join(f"{k} {v:.1f}" for k, v in r["phases"].items())
+        cpu = f"{r['cpu_seconds']:9.1f}" if "cpu_seconds" in r else f"{'':>9}"
+        lines.append(f"{r['tool']:<34} {r['seconds']:9.1f} {cpu} {times:7.2f}x {r['peak_rss_mb']:8.0f}  {phases}")
+    lines.append(f"ours is {best['times_floor']:.2f} x a plain forward and backward pass over the same rows")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run ours, then the peers, and print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default=str(SHARED / "models" / "all-MiniLM-L6-v2"))
+    parser.add_argument("--task", default="rte")
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--queries", type=int, default=64)
+    parser.add_argument("--strategy", default="ekfac")
+    parser.add_argument("--tools", default="kronfluence-padded,kronfluence-dynamic,trak,dattri,bergson")
+    parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("--only-ours", type=Path)
+    given = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    if given.only_ours:
+        import torch
+
+        torch.set_num_threads(1)
+        print(json.dumps(ours(given.model, json.loads(given.only_ours.read_text()), tuple(given.strategy.split(",")))))
+        return
+    from influence_peers import peers
+
+    with tempfile.TemporaryDirectory() as place:
+        file = rows_file(given.model, given.task, given.rows, given.queries, Path(place))
+        words = [
+            sys.executable,
+            __file__,
+            "--model",
+            given.model,
+            "--only-ours",
+            str(file),
+            "--strategy",
+            given.strategy,
+        ]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stderr[-2000:])
+        results = [json.loads(done.stdout.splitlines()[-1])]
+        tools = tuple(t for t in given.tools.split(",") if t)
+        results += peers(given.model, file, tools, 1, given.peers_python)
+    print(table(results))
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

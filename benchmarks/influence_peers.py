@@ -1,0 +1,272 @@
+"""Other tools on the same rows: kronfluence (padded to 128, and with dynamic padding), TRAK, dattri, bergson.
+
+    python benchmarks/influence_peers.py MODEL_DIR rows.json [--tool kronfluence] [--queries 64] [--threads 1]
+
+`rows.json`: {"train": [[ids...], ...], "train_labels": [...], "queries": [...], "query_labels": [...]}, token ids of a
+BERT-like classifier. One JSON object: seconds, phases, batch size and peak RSS of every tool that is installed; a tool
+that cannot run says why. Each runs in a process of its own, so that peaks do not mix. Needs the `bench` extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LONGEST = 128
+BATCHES = (16, 32, 64)
+TOOLS = ("kronfluence-padded", "kronfluence-dynamic", "trak", "dattri", "bergson")
+
+
+class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Token ids, padded to `width` (None: left ragged for the collator)."""
+
+    def __init__(self, ids: list[list[int]], labels: list[int], width: int | None) -> None:
+        self.ids, self.labels, self.width = ids, labels, width
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return pad([self.ids[i]], [self.labels[i]], self.width or len(self.ids[i]), squeeze=True)
+
+
+def pad(ids: list[list[int]], labels: list[int], width: int, squeeze: bool = False) -> dict[str, Tensor]:
+    """A batch of rows padded to `width`."""
+    out = torch.zeros(len(ids), width, dtype=torch.long)
+    mask = torch.zeros_like(out)
+    for i, row in enumerate(ids):
+        row = row[:width]
+        out[i, : len(row)], mask[i, : len(row)] = torch.tensor(row), 1
+    found = {"input_ids": out, "attention_mask": mask, "label": torch.tensor(labels)}
+    return {k: v[0] for k, v in found.items()} if squeeze else found
+
+
+def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch padded to its own longest row."""
+    return pad(
+        [r["input_ids"].tolist() for r in rows], [int(r["label"]) for r in rows], max(len(r["input_ids"]) for r in rows)
+    )
+
+
+def load(directory: str) -> nn.Module:
+    from transformers import AutoModelForSequenceClassification
+
+    torch.manual_seed(0)
+    return AutoModelForSequenceClassification.from_pretrained(directory, num_labels=2).eval()
+
+
+def margin(logits: Tensor, label: Tensor) -> Tensor:
+    at = torch.arange(len(logits))
+    others = logits.clone()
+    others[at, label] = -torch.inf
+    return logits[at, label] - others.logsumexp(-1)
+
+
+def kronfluence(model: nn.Module, data: dict[str, Any], dynamic: bool) -> dict[str, Any]:
+    """EKFAC factors and pairwise scores; the batch size of the covariance phase that is fastest on a sample is used."""
+    from kronfluence.analyzer import Analyzer, prepare_model
+    from kronfluence.arguments import FactorArguments, ScoreArguments
+    from kronfluence.utils.dataset import DataLoaderKwargs
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    from kronfluence_reference import task_class
+
+    width = None if dynamic else LONGEST
+    order = (
+        sorted(range(len(data["train"])), key=lambda i: -len(data["train"][i]))
+        if dynamic
+        else range(len(data["train"]))
+    )
+    train = Rows([data["train"][i] for i in order], [data["train_labels"][i] for i in order], width)
+    queries = Rows(data["queries"], data["query_labels"], width)
+    task = task_class()
+    model = prepare_model(model, task)
+    phases: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as place:
+        analyzer = Analyzer("bench", model, task, cpu=True, output_dir=place, disable_tqdm=True)
+        if dynamic:
+            analyzer.set_dataloader_kwargs(DataLoaderKwargs(collate_fn=collate))
+        size = _best(analyzer, train)
+
+        def timed(name: str, work: Callable[[], Any]) -> None:
+            began = time.perf_counter()
+            work()
+            phases[name] = time.perf_counter() - began
+
+        own = {"factors_name": "f", "factor_args": FactorArguments(strategy="ekfac"), "overwrite_output_dir": True}
+        timed("covariance", lambda: analyzer.fit_covariance_matrices(dataset=train, per_device_batch_size=size, **own))
+        timed("eigen", lambda: analyzer.perform_eigendecomposition(**own))
+        timed("lambda", lambda: analyzer.fit_lambda_matrices(dataset=train, per_device_batch_size=size, **own))
+        timed(
+            "scores",
+            lambda: analyzer.compute_pairwise_scores(
+                "s", "f", queries, train, len(queries), size, score_args=ScoreArguments(), overwrite_output_dir=True
+            ),
+        )
+    return {"batch_size": size, "phases": phases}
+
+
+def _best(analyzer: Any, train: Rows) -> int:
+    """The batch size whose covariance pass over a sample is fastest."""
+    from kronfluence.arguments import FactorArguments
+
+    sample = Rows(train.ids[:: max(1, len(train) // 96)][:96], train.labels[:96], train.width)
+    seconds = {}
+    for size in BATCHES:
+        began = time.perf_counter()
+        analyzer.fit_covariance_matrices(
+            factors_name=f"try{size}",
+            dataset=sample,
+            per_device_batch_size=size,
+            factor_args=FactorArguments(),
+            overwrite_output_dir=True,
+        )
+        seconds[size] = time.perf_counter() - began
+    return min(seconds, key=lambda s: seconds[s])
+
+
+def trak(model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
+    """TRAK, one checkpoint, 1,024 projected numbers, its plain CPU projector."""
+    from trak import TRAKer
+    from trak.modelout_functions import AbstractModelOutput
+    from trak.projectors import BasicProjector, ProjectionType
+
+    class Out(AbstractModelOutput):  # type: ignore[misc]
+        @staticmethod
+        def get_output(module: Any, weights: Any, buffers: Any, ids: Tensor, mask: Tensor, label: Tensor) -> Tensor:
+            found = torch.func.functional_call(
+                module, (weights, buffers), (), {"input_ids": ids[None], "attention_mask": mask[None]}
+            )
+            return margin(found.logits, label[None]).sum()
+
+        def get_out_to_loss_grad(self, module: Any, weights: Any, buffers: Any, batch: Any) -> Tensor:
+            ids, mask, label = batch
+            found = torch.func.functional_call(
+                module, (weights, buffers), (), {"input_ids": ids, "attention_mask": mask}
+            )
+            return (1 - found.logits.softmax(-1)[torch.arange(len(label)), label]).clone().detach()[:, None]
+
+    parameters = sum(p.numel() for p in model.parameters())
+    project = BasicProjector(parameters, 1024, 0, ProjectionType.rademacher, torch.device("cpu"), 16, torch.float32)
+    phases = {}
+    with tempfile.TemporaryDirectory() as place:
+        count = len(data["train"])
+        tracer = TRAKer(
+            model,
+            Out(),
+            count,
+            save_dir=place,
+            device="cpu",
+            projector=project,
+            proj_dim=1024,
+            use_half_precision=False,
+        )
+        began = time.perf_counter()
+        tracer.load_checkpoint(model.state_dict(), model_id=0)
+        for first in range(0, count, 8):
+            b = pad(data["train"][first : first + 8], data["train_labels"][first : first + 8], LONGEST)
+            tracer.featurize((b["input_ids"], b["attention_mask"], b["label"]), num_samples=len(b["label"]))
+        tracer.finalize_features()
+        phases["features"] = time.perf_counter() - began
+        began = time.perf_counter()
+        tracer.start_scoring_checkpoint("q", model.state_dict(), 0, len(data["queries"]))
+        for first in range(0, len(data["queries"]), 8):
+            b = pad(data["queries"][first : first + 8], data["query_labels"][first : first + 8], LONGEST)
+            tracer.score((b["input_ids"], b["attention_mask"], b["label"]), num_samples=len(b["label"]))
+        tracer.finalize_scores("q")
+        phases["scores"] = time.perf_counter() - began
+    return {"batch_size": 8, "phases": phases}
+
+
+def dattri(model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
+    """dattri's EKFAC attributor on the classifier's linear layers."""
+    from dattri.algorithm.influence_function import IFAttributorEKFAC
+    from dattri.task import AttributionTask
+
+    def loss(parameters: Any, batch: Any) -> Tensor:
+        ids, mask, label = batch
+        logits = torch.func.functional_call(model, parameters, (), {"input_ids": ids, "attention_mask": mask}).logits
+        return F.cross_entropy(logits, label)
+
+    def loader(side: str, size: int) -> Any:
+        b = pad(data[side], data["train_labels" if side == "train" else "query_labels"], LONGEST)
+        rows = torch.utils.data.TensorDataset(b["input_ids"], b["attention_mask"], b["label"])
+        return torch.utils.data.DataLoader(rows, batch_size=size)
+
+    task = AttributionTask(loss_func=loss, model=model, checkpoints=model.state_dict())
+    attributor = IFAttributorEKFAC(task=task, device="cpu")
+    began = time.perf_counter()
+    attributor.cache(loader("train", 16))
+    cached = time.perf_counter() - began
+    attributor.attribute(loader("train", 16), loader("queries", 16))
+    return {"batch_size": 16, "phases": {"factors": cached, "scores": time.perf_counter() - began - cached}}
+
+
+def bergson(model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
+    raise RuntimeError("bergson 2.5.1 loads causal language models only, so it cannot score a classifier")
+
+
+WORK: dict[str, Callable[[nn.Module, dict[str, Any]], dict[str, Any]]] = {
+    "kronfluence-padded": lambda m, d: kronfluence(m, d, False),
+    "kronfluence-dynamic": lambda m, d: kronfluence(m, d, True),
+    "trak": trak,
+    "dattri": dattri,
+    "bergson": bergson,
+}
+
+
+def one(tool: str, directory: str, data: dict[str, Any]) -> dict[str, Any]:
+    """One tool in this process."""
+    package = tool.split("-")[0]
+    if importlib.util.find_spec(package) is None:
+        return {"tool": tool, "error": f"{package} is not installed"}
+    try:
+        found = WORK[tool](load(directory), data)
+    except Exception as e:  # noqa: BLE001  a peer's failure is a result of this benchmark
+        return {"tool": tool, "error": f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"tool": tool, "seconds": sum(found["phases"].values()), "peak_rss_mb": peak, **found}
+
+
+def peers(
+    directory: str, rows: Path, tools: tuple[str, ...] = TOOLS, threads: int = 1, python: str = sys.executable
+) -> list[dict[str, Any]]:
+    """Every tool in a process of its own; what `benchmarks/influence.py` calls."""
+    results = []
+    for tool in tools:
+        words = [python, __file__, directory, str(rows), "--tool", tool, "--threads", str(threads)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        results.append(json.loads(lines[-1]) if lines else {"tool": tool, "error": done.stderr.strip()[-300:]})
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--tool", choices=TOOLS)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    if given.tool is None:
+        print(json.dumps(peers(given.model, given.rows, threads=given.threads), indent=1))
+        return
+    torch.set_num_threads(given.threads)
+    print(json.dumps(one(given.tool, given.model, json.loads(given.rows.read_text()))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Scores by token of the training rows: which words of a row made it matter.
+
+Shapes: S settings, Q queries, B rows, T positions, O out, I in (with the bias's 1), M columns of all rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budwood.capture.stream import Map, Sides
+from budwood.methods.influence.moments import with_one
+from budwood.methods.influence.pairs import Blocks
+from budwood.methods.influence.precondition import Preconditioner, ask_loss
+from budwood.methods.influence.workshop import Shop, sweep
+
+
+def token_scores(shop: Shop, ready: Preconditioner, blocks: Blocks, queries: int, order: np.ndarray) -> np.ndarray:
+    """score_SQM: for every row of `order` a leading column (maps that see one position only), then its tokens.
+
+    Needs queries turned back to weights (`precondition(..., "back")`); their columns sum to the row's score.
+    """
+    lengths = shop.train.lengths_N[order]
+    start = np.concatenate([[0], np.cumsum(lengths + 1)]).astype(np.int64)
+    place = {int(n): i for i, n in enumerate(order)}
+    out = np.zeros((len(ready.settings), queries, int(start[-1])))
+    for index in shop.batches(shop.train, order):
+        width = int(shop.train.lengths_N[index].max())
+        found = shop.like.new_zeros(len(ready.settings), queries, len(index), width + 1, dtype=torch.float64)
+
+        def use(_: int, m: Map, s: Sides, found: Tensor = found, width: int = width) -> None:
+            times = s.g_BTO.shape[1]
+            a_BTI = with_one(s.a_BTI, m)
+            for term in ready.terms[m.name]:
+                whole_QOI = blocks.rows(m.name, term.block, 0, m.out).view(queries, m.out, m.columns)
+                for q in range(queries):
+                    block_OI = whole_QOI[q] if term.weight_OI is None else whole_QOI[q] * term.weight_OI
+                    value_BT = ((a_BTI @ block_OI.T) * s.g_BTO).sum(-1).double()
+                    if times % width == 0 and times >= width and width > 1:  # uses of a shared map lie side by side
+                        found[term.setting, q, :, 1:] += value_BT.view(len(value_BT), -1, width).sum(1)
+                    else:
+                        found[term.setting, q, :, 0] += value_BT.sum(1)
+
+        took = sweep(shop, shop.train, index, ask_loss, use)
+        for b, n in enumerate(took):
+            i = place[int(n)]
+            out[:, :, start[i] : start[i + 1]] = found[:, :, b, : lengths[i] + 1].numpy()
+    return out

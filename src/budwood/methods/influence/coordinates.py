@@ -1,0 +1,277 @@
+"""Which eigen-coordinates of a gradient carry the scores, and the coordinates of rows.
+
+A score is sum_c u_c v_c w_c over the coordinates of a query u and a training row v in the eigenbasis, with weights
+w = 1 / (curvature + damping). Coordinates are kept by their energy E[u^2] Var[v] w^2 over queries and rows of unit
+length: what they add to the spread of scores over training rows, for queries like the calibration queries.
+Shapes: B rows, K coordinates kept, O out, I in (with the bias's 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budwood.capture.gradients import Question
+from budwood.capture.stream import Map, Sides
+from budwood.data.batch import Features, seed_of
+from budwood.errors import ConfigError
+from budwood.methods.influence.factors import Factors, Setting
+from budwood.methods.influence.moments import Basis, with_one
+from budwood.methods.influence.precondition import gradients
+from budwood.methods.influence.workshop import Shop, sweep
+from budwood.params import tree
+
+ROWS = 32  # rows of one batch whose whole gradients are made
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The coordinates kept of one map: where in [O, I], their weight, and the spread they are stored in units of."""
+
+    flat_K: Tensor
+    weight_K: Tensor
+    spread_K: Tensor
+    columns: int
+
+    @cached_property
+    def sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(outputs, inputs) that occur, and for every coordinate its place among each."""
+        out, at_out = torch.unique(self.flat_K // self.columns, return_inverse=True)
+        into, at_into = torch.unique(self.flat_K % self.columns, return_inverse=True)
+        return out, into, at_out, at_into
+
+
+Coordinates = Mapping[str, Kept]
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Everything that is not kept, folded into `size` sums with random signs: inner products keep their expectation.
+
+    `scale` is the unit that the sums of training rows are stored in. Signs and places follow from the seed.
+    """
+
+    size: int
+    scale: float
+    seed: int
+
+    def folds(self, kept: Coordinates, weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        """(place, factor) of every coordinate of every map; kept coordinates have factor 0."""
+        found = {}
+        for name, w in weights.items():
+            generator = torch.Generator().manual_seed(seed_of(self.seed, "sketch", name))
+            place = torch.randint(self.size, (w.numel(),), generator=generator)
+            factor = (torch.randint(2, (w.numel(),), generator=generator).float() * 2 - 1) * w.flatten().sqrt()
+            factor[kept[name].flat_K] = 0
+            found[name] = place, factor
+        return found
+
+
+def fold(total_BK: Tensor, grad_BOI: Tensor, place_P: Tensor, factor_P: Tensor) -> None:
+    """Add one map's coordinates to the sums."""
+    total_BK.index_add_(1, place_P, grad_BOI.flatten(1).float() * factor_P)
+
+
+def wanted(text: str, parameters: int) -> int:
+    """How many coordinates a wish means.
+
+    >>> wanted("3%", 1000), wanted("64", 1000), wanted("5000", 1000)
+    (30, 64, 1000)
+    """
+    try:
+        value = float(text.rstrip("%")) * parameters / 100 if text.endswith("%") else float(int(text))
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 1e12 or (text.endswith("%") and value > parameters):
+        raise ConfigError(
+            f"--coordinates was given '{text}'. Give a number of eigen-coordinates, such as 16384, or a share of all "
+            f"{parameters:,}, such as 3%."
+        )
+    return min(parameters, round(value))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How eigen-coordinates vary over some rows, [O, I] per map: of rows of unit length, and of rows as they are."""
+
+    unit: Mapping[str, Tensor]
+    plain: Mapping[str, Tensor]
+
+
+def spread(
+    shop: Shop,
+    features: Features,
+    order: np.ndarray,
+    question: Question,
+    bases: Mapping[str, Basis],
+    weights: Mapping[str, Tensor],
+    centred: bool,
+) -> Spread:
+    """Second moments over the rows at `order`, around their mean where `centred`: what all training rows share changes
+    no ranking.
+
+    In `unit` every row counts alike (its length in the metric of the weights is divided out): a few rows with huge
+    gradients would otherwise decide what is kept, and ranks are made by all of them.
+    """
+    zeros = lambda: {m.name: torch.zeros(m.out, m.columns) for m in shop.maps}  # noqa: E731
+    mean, unit, plain = zeros(), zeros(), zeros()
+    for index in shop.batches(features, order, most=ROWS):
+        norm_B = torch.zeros(len(index))
+
+        def measure(m: Map, grad_BOI: Tensor, norm_B: Tensor = norm_B) -> None:
+            square_BOI = grad_BOI.square()
+            plain[m.name] += square_BOI.sum(0).float()
+            norm_B += (square_BOI * weights[m.name]).sum((1, 2)).float()
+
+        gradients(shop, features, index, question, measure, bases)
+        scale_B = norm_B.clamp_min(1e-30).rsqrt()[:, None, None]
+
+        def take(m: Map, grad_BOI: Tensor, scale_B: Tensor = scale_B) -> None:
+            scaled_BOI = grad_BOI.float() * scale_B
+            mean[m.name] += scaled_BOI.sum(0)
+            unit[m.name] += scaled_BOI.square_().sum(0)
+
+        gradients(shop, features, index, question, take, bases)
+    count = max(1, len(order))
+    centre = 1.0 if centred else 0.0
+    varies = {n: (s / count - centre * (mean[n] / count).square()).clamp_min_(0) for n, s in unit.items()}
+    return Spread(varies, {n: s / count for n, s in plain.items()})
+
+
+def choose(asked: Spread, rows: Spread, weights: Mapping[str, Tensor], count: int) -> tuple[dict[str, Kept], float]:
+    """The `count` coordinates of most energy over all maps, and the share of all energy that they hold."""
+    energy = torch.cat([(asked.unit[n] * rows.unit[n] * w.square()).flatten().double() for n, w in weights.items()])
+    chosen = torch.topk(energy, count).indices.sort().values
+    kept_share = float(energy[chosen].sum() / energy.sum().clamp_min(1e-300))
+    found, start = {}, 0
+    for name, w in weights.items():
+        flat_K = chosen[(chosen >= start) & (chosen < start + w.numel())] - start
+        spread_K = rows.plain[name].flatten()[flat_K].sqrt().clamp_min(1e-30)
+        found[name] = Kept(flat_K, w.flatten()[flat_K], spread_K, w.shape[1])
+        start += w.numel()
+    return found, kept_share
+
+
+def _weight(factors: Factors, setting: Setting, name: str) -> Tensor:
+    inverse = factors.inverse(setting, name)
+    assert inverse is not None
+    return inverse.float()
+
+
+def sketch_of(kept: Coordinates, rows: Spread, weights: Mapping[str, Tensor], size: int, seed: int) -> Sketch:
+    """A sketch of what is not kept, in units of the sums' typical size over training rows."""
+    rest = 0.0
+    for name, w in weights.items():
+        energy = (rows.plain[name] * w).flatten()
+        energy[kept[name].flat_K] = 0
+        rest += float(energy.double().sum())
+    return Sketch(size, (rest / max(1, size)) ** 0.5 or 1.0, seed)
+
+
+def save(path: Path, kept: Coordinates, share: float, sketch: Sketch) -> None:
+    """Write the choice."""
+    tensors = {}
+    for name, k in kept.items():
+        tensors |= {f"flat/{name}": k.flat_K, f"weight/{name}": k.weight_K, f"spread/{name}": k.spread_K}
+    tree.save(
+        path, tensors, {"columns": {n: k.columns for n, k in kept.items()}, "share": share, "sketch": asdict(sketch)}
+    )
+
+
+def load(path: Path) -> tuple[dict[str, Kept], float, Sketch]:
+    """The choice that `save` wrote, maps in their order."""
+    tensors, facts = tree.load(path)
+    get = lambda kind, n: tensors[f"{kind}/{n}"]  # noqa: E731
+    kept = {n: Kept(get("flat", n), get("weight", n), get("spread", n), c) for n, c in facts["columns"].items()}
+    return kept, float(facts["share"]), Sketch(**facts["sketch"])
+
+
+def whole_coordinates(
+    shop: Shop,
+    features: Features,
+    question: Question,
+    bases: Mapping[str, Basis],
+    kept: Coordinates,
+    folds: Mapping[str, tuple[Tensor, Tensor]],
+    size: int,
+) -> Tensor:
+    """value_K of one question: kept coordinates, then the sums of all others."""
+    parts: dict[str, Tensor] = {}
+    total = torch.zeros(1, size)
+
+    def take(m: Map, grad_BOI: Tensor) -> None:
+        one = grad_BOI.sum(0, keepdim=True)
+        parts[m.name] = one.flatten()[kept[m.name].flat_K].float()
+        fold(total, one, *folds[m.name])
+
+    gradients(shop, features, np.arange(len(features)), question, take, bases)
+    return torch.cat([*(parts[n] for n in kept), total[0]])
+
+
+def coordinates_of(
+    shop: Shop, features: Features, index: np.ndarray, question: Question, bases: Mapping[str, Basis], kept: Coordinates
+) -> Tensor:
+    """value_BK of a few rows: only the kept coordinates are computed, and only the sides they need are turned."""
+    parts: dict[str, Tensor] = {}
+
+    def use(_: int, m: Map, s: Sides) -> None:
+        k = kept[m.name]
+        if not len(k.flat_K):
+            return
+        g_BTO, a_BTI = s.live()
+        out, into, at_out, at_into = k.sides
+        basis = bases[m.name]
+        left_BTO = g_BTO @ basis.q_OO[:, out]
+        right_BTI = with_one(a_BTI, m) @ basis.q_II[:, into]
+        if len(k.flat_K) * 4 < len(out) * len(into):
+            parts[m.name] = (left_BTO[..., at_out] * right_BTI[..., at_into]).sum(1)
+        else:
+            parts[m.name] = torch.bmm(left_BTO.transpose(1, 2), right_BTI)[:, at_out, at_into]
+
+    sweep(shop, features, index, lambda batch: (question,), use)
+    empty = torch.zeros(len(index), 0)
+    return torch.cat([parts.get(n, empty) for n in kept], 1).float()
+
+
+def rows_of(
+    shop: Shop,
+    order: np.ndarray,
+    bases: Mapping[str, Basis],
+    kept: Coordinates,
+    weights: Mapping[str, Tensor],
+    sketch: Sketch,
+) -> tuple[Tensor, Tensor]:
+    """(stored_KB as float16 in units of spread, norm_B): kept coordinates of training rows, and exact self-influence."""
+    spread_K = torch.cat([k.spread_K for k in kept.values()])
+    size = len(spread_K)
+    stored = torch.zeros(size + sketch.size, len(order), dtype=torch.float16)
+    folds = sketch.folds(kept, weights) if sketch.size else {}
+    norm_B = torch.zeros(len(order), dtype=torch.float64)
+    place = {int(n): i for i, n in enumerate(order)}
+    firsts = dict(zip(kept, np.cumsum([0, *(len(k.flat_K) for k in kept.values())]).tolist()))
+    for index in shop.batches(shop.train, order, most=ROWS):
+        at = torch.tensor([place[int(n)] for n in index])
+        sums = torch.zeros(len(index), sketch.size)
+
+        def take(m: Map, grad_BOI: Tensor, at: Tensor = at, sums: Tensor = sums) -> None:
+            k, first = kept[m.name], firsts[m.name]
+            norm_B[at] += (grad_BOI.square() * weights[m.name]).sum((1, 2)).double()
+            values_BK = grad_BOI.flatten(1)[:, k.flat_K] / k.spread_K
+            stored[first : first + len(k.flat_K), at] = values_BK.T.clamp(-65000, 65000).half()
+            if sketch.size:
+                fold(sums, grad_BOI, *folds[m.name])
+
+        gradients(shop, shop.train, index, Question(), take, bases)
+        stored[size:, at] = (sums / sketch.scale).T.clamp(-65000, 65000).half()
+    return stored, norm_B
+
+
+def weights_of(factors: Factors, setting: Setting, maps: Sequence[Map]) -> dict[str, Tensor]:
+    """1 / (curvature + damping) of every map."""
+    return {m.name: _weight(factors, setting, m.name) for m in maps}

@@ -1,0 +1,202 @@
+"""Factors on disk: covariances, eigenbases and second moments of every map, and what they are the factors of.
+
+RUN/factors/
+  covariance.safetensors   A/source [I, I], G/map [O, O]: means over positions
+  eigen.safetensors        qA/source, lA/source, qG/map, lG/map
+  moments.safetensors      ekfac/map, diagonal/map [O, I]: means over rows
+  factors.json             maps, rows, labels, model hash, damping evidence
+Shapes: I in (with the bias's 1), O out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from budwood.capture.stream import Map
+from budwood.errors import ConfigError, StoreError, nearest
+from budwood.linalg.kron import eigenbasis, inverse, reliability
+from budwood.methods.influence.moments import Basis
+from budwood.store.files import read_json
+
+SHARES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # of the mean; less was seen to leave ranks to chance
+RELIABLE = 0.95  # agreement of scores by two halves of the rows that --damping auto asks for
+SAMPLE = 1 << 16  # numbers per map that the evidence is taken on
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A strategy and the label of its damping ("" for identity)."""
+
+    strategy: str
+    damping: str = ""
+
+    @property
+    def text(self) -> str:
+        """How it is told: ekfac@1e-08."""
+        return f"{self.strategy}@{self.damping}" if self.damping else self.strategy
+
+
+def settings_of(strategies: Sequence[str], dampings: Sequence[str]) -> tuple[Setting, ...]:
+    """Every strategy at every damping, the first damping of each first; identity has none."""
+    return tuple(
+        Setting(s, d)
+        for s in strategies
+        for d in (("",) if s == "identity" else dampings)
+        if s in ("identity", "diagonal", "kfac", "ekfac")
+    )
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Fitted factors; tensors are read when asked for."""
+
+    path: Path
+    maps: tuple[Map, ...]
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> Factors:
+        """From a run directory or the `factors` directory in it."""
+        place = Path(path) if (Path(path) / "factors.json").exists() else Path(path) / "factors"
+        if not (place / "factors.json").exists():
+            raise StoreError(
+                f"{path} holds no factors (there is no {place / 'factors.json'}). Give a run of `influence fit`."
+            )
+        facts = read_json(place / "factors.json")
+        return cls(place, tuple(Map(**m) for m in facts.pop("maps")), facts)
+
+    @cached_property
+    def _where(self) -> dict[str, Path]:
+        """Which file holds a tensor."""
+        found: dict[str, Path] = {}
+        for file in sorted(self.path.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as f:
+                found |= dict.fromkeys(f.keys(), file)  # noqa: SIM118
+        return found
+
+    def tensor(self, key: str) -> Tensor:
+        """One tensor by its key, e.g. "ekfac/encoder.layer.0.output.dense"."""
+        if key not in self._where:
+            kind = key.split("/")[0]
+            raise StoreError(
+                f"{self.path} has no '{key}'.{nearest(key, self._where)} Factors of strategy "
+                f"'{kind if kind in ('ekfac', 'diagonal') else 'kfac'}' were not fitted: run `influence fit` with it."
+            )
+        with safe_open(self._where[key], framework="pt") as f:
+            found: Tensor = f.get_tensor(key)
+        return found
+
+    def map(self, name: str) -> Map:
+        """A map by its name."""
+        for m in self.maps:
+            if m.name == name:
+                return m
+        names = [m.name for m in self.maps]
+        raise StoreError(f"There is no module '{name}' among the factors.{nearest(name, names)}")
+
+    def basis(self, name: str) -> Basis:
+        """Eigenbasis of a map: q_OO, q_II, l_O, l_I."""
+        source = self.map(name).source
+        return Basis(*(self.tensor(k) for k in (f"qG/{name}", f"qA/{source}", f"lG/{name}", f"lA/{source}")))
+
+    @cached_property
+    def bases(self) -> dict[str, Basis]:
+        """All eigenbases, in memory; maps of one source share theirs."""
+        inputs = {s: (self.tensor(f"qA/{s}"), self.tensor(f"lA/{s}")) for s in {m.source for m in self.maps}}
+        return {
+            m.name: Basis(
+                self.tensor(f"qG/{m.name}"), inputs[m.source][0], self.tensor(f"lG/{m.name}"), inputs[m.source][1]
+            )
+            for m in self.maps
+        }
+
+    def curvature(self, strategy: str, name: str) -> Tensor:
+        """[O, I]: eigenvalues of kfac or ekfac in the eigenbasis, the diagonal in weights."""
+        return self.basis(name).kron if strategy == "kfac" else self.tensor(f"{strategy}/{name}")
+
+    def damping(self, setting: Setting, name: str) -> float:
+        """The number behind a label for one map: absolute, a share of the map's mean, or what the evidence chose."""
+        label = setting.damping
+        if label == "auto":
+            label = f"{self.facts['evidence'].get('best', 0.1):g}mean"
+        if not label.endswith("mean"):
+            return float(label)
+        curvature = self.curvature(setting.strategy, name)
+        return float(label.removesuffix("mean")) * float(curvature.double().mean())
+
+    def inverse(self, setting: Setting, name: str) -> Tensor | None:
+        """1 / (curvature + damping) [O, I] of a map, computed in float64; None for identity."""
+        if setting.strategy == "identity":
+            return None
+        curvature = self.curvature(setting.strategy, name)
+        return inverse(curvature, self.damping(setting, name)).to(curvature.dtype)
+
+    def check(self, now: Mapping[str, Any]) -> None:
+        """Refuse factors of another model, other rows or other settings, naming what differs."""
+        other = [f"  {k}: {self.facts.get(k)!r} there, {v!r} now" for k, v in now.items() if self.facts.get(k) != v]
+        if other:
+            raise ConfigError(
+                f"The factors in {self.path} are not those of this command:\n"
+                + "\n".join(other)
+                + "\nFit factors for this model and these settings, or leave --factors away."
+            )
+
+
+def facts_json(maps: Sequence[Map], facts: Mapping[str, Any]) -> str:
+    """The text of factors.json."""
+    return json.dumps({**facts, "maps": [asdict(m) for m in maps]}, indent=1)
+
+
+def decompose(covariance: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """qA/, lA/, qG/, lG/ of every A/ and G/, in their type."""
+    out: dict[str, Tensor] = {}
+    for key, matrix in covariance.items():
+        side, _, name = key.partition("/")
+        vectors, values = eigenbasis(matrix, name)
+        out[f"q{side}/{name}"] = vectors.to(matrix.dtype).contiguous()
+        out[f"l{side}/{name}"] = values.to(matrix.dtype)
+    return out
+
+
+def weigh(halves: Sequence[Mapping[str, Tensor]], strategy: str = "ekfac") -> dict[str, Any]:
+    """The least share of each module's mean that makes scores by one half of the rows agree with those by the other.
+
+    "best": that share; "sweep": the agreement (expected correlation) at every share.
+    """
+    names = [k for k in halves[0] if k.startswith(f"{strategy}/")]
+    sums = {share: [0.0, 0.0, 0.0] for share in SHARES}
+    for key in names:
+        first, second = (h[key].flatten() for h in halves)
+        mean = float((first.double().mean() + second.double().mean()) / 2)
+        step = max(1, len(first) // SAMPLE)
+        for share in SHARES:
+            found = reliability(first[::step], second[::step], share * mean)
+            sums[share] = [a + step * b for a, b in zip(sums[share], found)]
+    sweep = [{"share": s, "agreement": round(c / (a * b) ** 0.5, 6) if a * b else 0.0} for s, (c, a, b) in sums.items()]
+    best = next((x["share"] for x in sweep if x["agreement"] >= RELIABLE), SHARES[-1])
+    return {"best": best, "of": "mean", "sweep": sweep}
+
+
+def merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Sums of parts in float64, in their order."""
+    out: dict[str, Tensor] = {}
+    for part in parts:
+        for key, value in part.items():
+            out[key] = value.to(torch.float64, copy=True) if key not in out else out[key].add_(value)
+    return out
+
+
+def means(total: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Covariances divided by their numbers of positions."""
+    return {
+        k: (v / total[f"n{k}"].clamp_min(1)).to(dtype) for k, v in total.items() if not k.startswith(("nA/", "nG/"))
+    }

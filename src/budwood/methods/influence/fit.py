@@ -1,0 +1,239 @@
+"""`influence fit`: factors of a model's curvature on a task.
+
+Rows go in shards, each a job that writes one file of sums; sums are added in the order of the shards, so workers, kills
+and resumes leave the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import save_file
+
+from budwood.config.influence import FitConfig
+from budwood.data.batch import seed_of
+from budwood.engine.jobs import Job
+from budwood.engine.run import Wish, run_all
+from budwood.methods.influence import factors as made
+from budwood.methods.influence.factors import Factors
+from budwood.methods.influence.moments import covariances, second_moments
+from budwood.methods.influence.workshop import Shop, open_shop, settings_for
+from budwood.methods.session import Session
+from budwood.params import tree
+from budwood.store.files import write_text
+from budwood.store.progress import Progress
+
+HERE = "budwood.methods.influence.fit"
+EIGEN_PARTS = 4  # files of eigenbases: what is lost when a run is killed among them
+
+
+def fit(session: Session) -> dict[str, Any]:
+    """Factors under RUN/factors; returns strategies, rows and what was covered."""
+    cfg: FitConfig = session.cfg
+    settings = settings_for(cfg, session.models[0].text)
+    with session.progress.stage("load"):
+        shop = open_shop(settings, session.task)
+    factors = fitted(Bench(shop, settings, session.run.path / "factors", cfg, session.progress))
+    return told(factors, shop)
+
+
+def told(factors: Factors, shop: Shop) -> dict[str, Any]:
+    """What a fit has to say."""
+    return {
+        "strategies": list(factors.facts["strategies"]),
+        "fisher": shop.labels,
+        "mode": shop.read.mode,
+        "n": factors.facts["rows"],
+        "train": factors.facts["rows"],
+        "fit_rows": factors.facts["fit_rows"],
+        "growth": factors.facts.get("growth"),
+        "modules": len(factors.maps),
+        "parameters": sum(m.out * m.columns for m in factors.maps),
+        "not_covered": dict(shop.left),
+        "skipped": sorted(factors.facts["skipped"]),
+        "damping": factors.facts["evidence"],
+    }
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where factors are made: the shop, what opens it elsewhere, and the directory they go to."""
+
+    shop: Shop
+    settings: dict[str, Any]
+    path: Path
+    wish: Wish
+    progress: Progress
+
+
+def fitted(bench: Bench) -> Factors:
+    """The factors of a bench, made where they are missing; `--fit-rows auto` grows the sample until ranks settle."""
+    if (bench.path / "factors.json").exists():
+        return Factors.open(bench.path)
+    rows = len(bench.shop.train)
+    wish = bench.shop.cfg.fit_rows
+    if wish == "auto":
+        from budwood.methods.influence.growth import grown
+
+        return grown(bench)
+    return fitted_on(bench, rows if wish == "all" else min(rows, int(wish)), [])
+
+
+def fitted_on(bench: Bench, count: int, growth: Sequence[dict[str, Any]], place: Path | None = None) -> Factors:
+    """Factors from the first `count` rows of the seeded order, written to `place` (default: the bench's)."""
+    place = place or bench.path
+    if (place / "factors.json").exists():
+        return Factors.open(place)
+    shop, strategies = bench.shop, set(bench.shop.cfg.strategy)
+    ranges = _ranges(count, growth)
+    if strategies & {"kfac", "ekfac"}:
+        _covariance(bench, place, ranges)
+        _eigen(bench, place)
+    evidence: dict[str, Any] = {}
+    if strategies & {"ekfac", "diagonal"}:
+        evidence = _moments(bench, place, count)
+    facts = {
+        "rows": len(shop.train),
+        "fit_rows": count,
+        "strategies": sorted(strategies),
+        "evidence": evidence,
+        "growth": list(growth),
+        "skipped": sorted(shop.skipped),
+        **identity(shop),
+    }
+    write_text(place / "factors.json", made.facts_json(shop.maps, facts))
+    return Factors.open(place)
+
+
+def identity(shop: Shop) -> dict[str, Any]:
+    """What factors belong to: model, rows, labels, maps."""
+    return {
+        "model_hash": shop.hash,
+        "task": shop.read.task.name,
+        "train_rows": shop.read.task.digest,
+        "train_split": shop.cfg.train_split,
+        "fisher": shop.labels,
+        "mode": shop.read.mode,
+        "seed": shop.cfg.seed if shop.labels == "sampled" else 0,
+        "modules": [m.name for m in shop.maps],
+    }
+
+
+def _ranges(count: int, growth: Sequence[dict[str, Any]]) -> list[tuple[int, int]]:
+    """The sample as pieces of the seeded order: those that earlier, smaller samples already summed, and the rest."""
+    ends = [g["rows"] for g in growth if g["rows"] < count] + [count]
+    return list(zip([0, *ends[:-1]], ends))
+
+
+def shards(shop: Shop, first: int, last: int) -> list[tuple[int, np.ndarray]]:
+    """(half, rows) of the rows first..last of the seeded order: two random halves, each sorted by length and cut."""
+    rng = np.random.default_rng(seed_of(shop.cfg.seed, "fit rows"))
+    chosen = rng.permutation(len(shop.train))[first:last]
+    size = shop.cfg.shard_rows
+    found = []
+    for half in (0, 1):
+        mine = np.sort(chosen[half::2])
+        mine = mine[np.argsort(-shop.train.lengths_N[mine], kind="stable")]
+        found += [(half, mine[i : i + size]) for i in range(0, len(mine), size)]
+    return found
+
+
+def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) -> None:
+    target = place / "covariance.safetensors"
+    if target.exists():
+        return
+    jobs = [
+        Job(
+            f"{HERE}:covariance_shard",
+            {**bench.settings, "first": a, "last": b, "shard": i},
+            bench.path / "parts" / f"covariance-{a}-{b}-{i:05d}.safetensors",
+        )
+        for a, b in ranges
+        for i in range(len(shards(bench.shop, a, b)))
+    ]
+    with bench.progress.stage("covariance", len(jobs), sum(j.done for j in jobs)) as bar:
+        run_all(jobs, bench.wish, lambda job: bar.advance(1))
+        total = made.merged([tree.load(j.output)[0] for j in jobs])
+        tree.save(target, made.means(total, bench.shop.like.dtype), {"artefact": "influence covariance"})
+
+
+def covariance_shard(arguments: dict[str, Any], part: Path) -> None:
+    """Job: covariance sums of one shard of rows."""
+    shop = open_shop(arguments)
+    _, order = shards(shop, arguments["first"], arguments["last"])[arguments["shard"]]
+    _save(part, covariances(shop, order), shop, order)
+
+
+def _eigen(bench: Bench, place: Path) -> None:
+    target = place / "eigen.safetensors"
+    if target.exists():
+        return
+    source = place / "covariance.safetensors"
+    jobs = [
+        Job(f"{HERE}:eigen_part", {"source": str(source), "part": i}, place / "parts" / f"eigen-{i}.safetensors")
+        for i in range(EIGEN_PARTS)
+    ]
+    with bench.progress.stage("eigen", len(jobs), sum(j.done for j in jobs)) as bar:
+        run_all(jobs, bench.wish, lambda job: bar.advance(1))
+        found = {k: v for j in jobs for k, v in tree.load(j.output)[0].items()}
+        tree.save(target, found, {"artefact": "influence eigenbases"})
+
+
+def eigen_part(arguments: dict[str, Any], part: Path) -> None:
+    """Job: eigenbases of every fourth covariance."""
+    covariance, _ = tree.load(Path(arguments["source"]))
+    mine = sorted(covariance)[arguments["part"] :: EIGEN_PARTS]
+    save_file(made.decompose({k: covariance[k] for k in mine}), part)
+
+
+def _moments(bench: Bench, place: Path, count: int) -> dict[str, Any]:
+    pieces = shards(bench.shop, 0, count)
+    jobs = [
+        Job(
+            f"{HERE}:moment_shard",
+            {**bench.settings, "factors": str(place), "last": count, "shard": i},
+            place / "parts" / f"moments-{i:05d}.safetensors",
+        )
+        for i in range(len(pieces))
+    ]
+    with bench.progress.stage("moments", len(jobs), sum(j.done for j in jobs)) as bar:
+        run_all(jobs, bench.wish, lambda job: bar.advance(1))
+        halves, rows = [], []
+        for half in (0, 1):
+            mine = [tree.load(j.output) for j, (h, _) in zip(jobs, pieces) if h == half]
+            halves.append(made.merged([sums for sums, _ in mine]))
+            rows.append(max(1, sum(facts["rows"] for _, facts in mine)))
+            bench.shop.skipped.update(i for _, facts in mine for i in facts["skipped"])
+        total = made.merged(halves) if halves[1] else halves[0]
+        count = sum(rows) if halves[1] else rows[0]
+        mean = {k: (v / count).to(bench.shop.like.dtype) for k, v in total.items()}
+        tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
+        if not halves[1]:
+            return {}
+        kind = "ekfac" if any(k.startswith("ekfac/") for k in mean) else "diagonal"
+        return made.weigh([{k: v / n for k, v in h.items()} for h, n in zip(halves, rows)], kind)
+
+
+def moment_shard(arguments: dict[str, Any], part: Path) -> None:
+    """Job: second-moment sums of one shard of rows."""
+    shop = open_shop(arguments)
+    _, order = shards(shop, 0, arguments["last"])[arguments["shard"]]
+    strategies = set(shop.cfg.strategy)
+    bases = _bases(Path(arguments["factors"]), shop) if "ekfac" in strategies else None
+    _save(part, second_moments(shop, order, bases, "diagonal" in strategies), shop, order)
+
+
+def _bases(place: Path, shop: Shop) -> Any:
+    return Factors(place, shop.maps, {}).bases
+
+
+def _save(part: Path, tensors: dict[str, Any], shop: Shop, order: np.ndarray) -> None:
+    """Sums of a shard, with the rows that were left out of them."""
+    ids = [shop.train.ids[i] for i in order]
+    skipped = [i for i in ids if i in shop.skipped]
+    manifest = {"rows": len(ids) - len(skipped), "skipped": skipped}
+    tree.save(part, tensors, manifest)

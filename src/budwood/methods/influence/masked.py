@@ -1,0 +1,109 @@
+"""Scores that count only some weights: which training rows wrote a graft.
+
+Shapes: B rows, K weights of a map that count, O out, I in (with the bias's 1).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budwood.capture.gradients import Question
+from budwood.capture.stream import Map
+from budwood.config.influence import STRATEGIES, ScoreConfig
+from budwood.data.batch import Features
+from budwood.errors import StoreError
+from budwood.linalg.kron import turned_back
+from budwood.methods.influence.factors import Factors, Setting
+from budwood.methods.influence.precondition import gradients, measurement
+from budwood.methods.influence.scores import Matrix, Scores
+from budwood.methods.influence.workshop import Shop, open_shop, settings_for
+from budwood.store.files import read_json
+
+ROWS = 32
+
+
+def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: Path) -> np.ndarray:
+    """One query's scores of all training rows, summed over the graft's weights alone: one more pass over the rows."""
+    if matrix.strategy not in STRATEGIES:
+        raise StoreError(f"--graft needs scores by weights; '{matrix.strategy}' has none. Use {', '.join(STRATEGIES)}.")
+    found = read_json(run / "run.json")
+    cfg = ScoreConfig(**found["given"])
+    shop = open_shop(settings_for(cfg, found["models"][0]))
+    loaded = importlib.import_module("budwood.params.graft").Graft.load(graft)
+    mask = mask_of(shop.maps, {n: loaded.index[n] for n in loaded.index})
+    if not mask:
+        raise StoreError(f"{graft} changes no weight of the {len(shop.maps)} modules that are scored.")
+    factors = Factors.open(cfg.factors or run)
+    task = shop.read.task
+    row = next(r for rows in task.splits.values() for r in rows if r.id == scores.query_ids[query])
+    asked = query_weights(shop, factors, Setting(matrix.strategy, matrix.damping), shop.read.encode([row]), mask, cfg)
+    score_F = masked_scores(shop, asked, mask)
+    place = {i: n for n, i in enumerate(scores.train_ids)}
+    total = np.zeros(len(place))
+    np.add.at(total, [place[i] for i in shop.train.ids], score_F)
+    return total / (len(place) if cfg.scale == "mean" else 1)
+
+
+def mask_of(maps: Sequence[Map], index: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Flat places in [O, I] of every map from flat places in its weight and bias as they are stored.
+
+    >>> m = Map("l", "l.weight", "l.bias", 2, 3, "l")
+    >>> mask_of([m], {"l.weight": torch.tensor([0, 4]), "l.bias": torch.tensor([1])})["l"].tolist()
+    [0, 5, 7]
+    """
+    found: dict[str, Tensor] = {}
+    for m in maps:
+        parts = []
+        if m.weight in index:
+            at = index[m.weight].long()
+            out, into = (at % m.out, at // m.out) if m.kind == "conv1d" else (at // m.into, at % m.into)
+            parts.append(out * m.columns + into)
+        if m.bias is not None and m.bias in index:
+            parts.append(index[m.bias].long() * m.columns + m.into)
+        if parts:
+            found[m.name] = torch.cat(parts)
+    return found
+
+
+def query_weights(
+    shop: Shop, factors: Factors, setting: Setting, features: Features, mask: Mapping[str, Tensor], cfg: Any
+) -> dict[str, Tensor]:
+    """The query's preconditioned gradient at the weights that count."""
+    found: dict[str, Tensor] = {}
+    rotated = setting.strategy in ("kfac", "ekfac")
+
+    def take(m: Map, grad_BOI: Tensor) -> None:
+        if m.name not in mask:
+            return
+        inverse = factors.inverse(setting, m.name)
+        one_OI = grad_BOI.sum(0) if inverse is None else grad_BOI.sum(0) * inverse
+        if rotated:
+            basis = factors.bases[m.name]
+            one_OI = turned_back(one_OI, basis.q_OO, basis.q_II)
+        found[m.name] = one_OI.flatten()[mask[m.name]]
+
+    question = measurement(shop.read.objective, cfg.measurement)
+    gradients(shop, features, np.arange(len(features)), question, take, factors.bases if rotated else None)
+    return found
+
+
+def masked_scores(shop: Shop, asked: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> np.ndarray:
+    """Scores of all training features over the weights that count."""
+    score_F = np.zeros(len(shop.train))
+    for index in shop.batches(shop.train, np.arange(len(shop.train)), most=ROWS):
+        part = torch.zeros(len(index), dtype=torch.float64)
+
+        def take(m: Map, grad_BOI: Tensor, part: Tensor = part) -> None:
+            if m.name in mask:
+                part.add_((grad_BOI.flatten(1)[:, mask[m.name]] @ asked[m.name]).double())
+
+        gradients(shop, shop.train, index, Question(), take)
+        score_F[index] = part.numpy()
+    return score_F

@@ -1,0 +1,134 @@
+"""Sums over training rows that factors are made of: covariances of inputs and output gradients, second moments.
+
+Shapes: B examples, T positions, I in (with the bias's 1), O out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budwood.capture.gradients import Question
+from budwood.capture.questions import questions
+from budwood.capture.stream import Map, Sides
+from budwood.data.batch import Batch
+from budwood.linalg.kron import gram_, mirrored, rotate_first, square_sum_
+from budwood.methods.influence.workshop import Shop, sweep
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Eigenvectors (columns) and eigenvalues of the two covariances of one map."""
+
+    q_OO: Tensor
+    q_II: Tensor
+    l_O: Tensor
+    l_I: Tensor
+
+    @property
+    def kron(self) -> Tensor:
+        """The curvature that KFAC reads off them."""
+        return self.l_O[:, None] * self.l_I[None, :]
+
+
+def with_one(a_BTI: Tensor, m: Map) -> Tensor:
+    """Inputs with the 1 of the bias behind them."""
+    if m.bias is None:
+        return a_BTI
+    return torch.cat([a_BTI, a_BTI.new_ones(*a_BTI.shape[:-1], 1)], -1)
+
+
+def turned_inputs(a_BTI: Tensor, m: Map, q_II: Tensor) -> Tensor:
+    """Inputs (with the bias's 1) in the eigenbasis."""
+    flat = a_BTI.reshape(-1, a_BTI.shape[-1])
+    turned = torch.mm(flat, q_II) if m.bias is None else torch.addmm(q_II[-1], flat, q_II[:-1])
+    return turned.view(*a_BTI.shape[:-1], q_II.shape[1])
+
+
+@dataclass
+class Turner:
+    """Activations and output gradients in the eigenbasis; maps of one source turn their input once per batch."""
+
+    bases: Mapping[str, Basis]
+    _kept: tuple[str, Tensor, Tensor] | None = field(default=None)  # source, what was turned, turned
+
+    def __call__(self, m: Map, g_BTO: Tensor, a_BTI: Tensor) -> tuple[Tensor, Tensor]:
+        """(g', a') of a map."""
+        basis = self.bases[m.name]
+        kept = self._kept
+        same = kept is not None and kept[0] == m.source and kept[1].shape == a_BTI.shape
+        if kept is None or not same or kept[1].data_ptr() != a_BTI.data_ptr():
+            kept = self._kept = (m.source, a_BTI, turned_inputs(a_BTI, m, basis.q_II))
+        return torch.matmul(g_BTO, basis.q_OO), kept[2]
+
+    def forget(self) -> None:
+        """Between batches: memory is used again for other numbers."""
+        self._kept = None
+
+
+def covariances(shop: Shop, order: np.ndarray) -> dict[str, Tensor]:
+    """Sums over the rows at `order`: "A/source", "G/map" and their numbers of positions, "nA/source", "nG/map"."""
+    like = shop.like
+    out: dict[str, Tensor] = {}
+    for m in shop.maps:
+        out[f"G/{m.name}"] = like.new_zeros(m.out, m.out)
+        out[f"nG/{m.name}"] = torch.zeros((), dtype=torch.float64)
+        if m.source == m.name:
+            out[f"A/{m.name}"] = like.new_zeros(m.columns, m.columns)
+            out[f"nA/{m.name}"] = torch.zeros((), dtype=torch.float64)
+
+    def use(question: int, m: Map, s: Sides) -> None:
+        if question == 0:
+            count = int(s.mask_BT.sum()) if s.mask_BT is not None else s.a_BTI.shape[0] * s.a_BTI.shape[1]
+            out[f"nG/{m.name}"] += count
+            if m.source == m.name:
+                out[f"nA/{m.name}"] += count
+                _add_inputs(out[f"A/{m.name}"], m, s)
+        gram_(out[f"G/{m.name}"], s.live()[0].reshape(-1, m.out))
+
+    for index in shop.batches(shop.train, order):
+        sweep(shop, shop.train, index, lambda batch: _ask(shop, batch), use)
+    return {k: mirrored(v) if v.dim() == 2 else v for k, v in out.items()}
+
+
+def _add_inputs(total_II: Tensor, m: Map, s: Sides) -> None:
+    """Add the covariance of real positions, the bias's 1 being a last column that need not be there to be counted."""
+    x_RI = s.a_BTI[s.mask_BT.bool()] if s.mask_BT is not None else s.a_BTI.reshape(-1, s.a_BTI.shape[-1])
+    gram_(total_II[: m.into, : m.into], x_RI)
+    if m.bias is not None:
+        total_II[: m.into, -1] += x_RI.sum(0)
+        total_II[-1, -1] += len(x_RI)
+
+
+def second_moments(
+    shop: Shop, order: np.ndarray, bases: Mapping[str, Basis] | None, diagonal: bool
+) -> dict[str, Tensor]:
+    """Sums over rows of squared gradients: "ekfac/map" in the eigenbasis (with `bases`), "diagonal/map" in weights."""
+    like = shop.like
+    kinds = [k for k, wanted in (("ekfac", bases is not None), ("diagonal", diagonal)) if wanted]
+    out = {f"{k}/{m.name}": like.new_zeros(m.out, m.columns) for k in kinds for m in shop.maps}
+    turner = Turner(bases or {})
+
+    def use(question: int, m: Map, s: Sides) -> None:
+        g_BTO, a_BTI = s.live()
+        if bases is not None:
+            if rotate_first(g_BTO.shape[1], m.out, m.columns):
+                square_sum_(out[f"ekfac/{m.name}"], *turner(m, g_BTO, a_BTI))
+            else:
+                basis = bases[m.name]
+                square_sum_(out[f"ekfac/{m.name}"], g_BTO, with_one(a_BTI, m), (basis.q_OO, basis.q_II))
+        if diagonal:
+            square_sum_(out[f"diagonal/{m.name}"], g_BTO, with_one(a_BTI, m))
+
+    for index in shop.batches(shop.train, order):
+        sweep(shop, shop.train, index, lambda batch: _ask(shop, batch), use)
+        turner.forget()
+    return out
+
+
+def _ask(shop: Shop, batch: Batch) -> Sequence[Question]:
+    return questions(shop.labels, shop.read.task, shop.read.objective, batch, shop.cfg.seed)

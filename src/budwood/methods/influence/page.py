@@ -1,0 +1,130 @@
+"""What `influence show` found, as blocks of text for a terminal and as one HTML file."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WIDTH = 96
+STYLE = """
+:root{color-scheme:light dark}body{font:16px/1.55 system-ui,sans-serif;max-width:52rem;margin:2.5rem auto;padding:0 1rem;
+color:#1f2430;background:#fff}h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}
+article{border-left:4px solid #2a7f62;padding:.2rem 0 .2rem .9rem;margin:1rem 0}article.hurts{border-color:#b3432b}
+article.query{border-color:#4a5568}p{margin:.3rem 0}.meta{font-size:.85rem;color:#5b6472;font-variant-numeric:tabular-nums}
+.tokens span{border-radius:3px;padding:0 1px}.bars{display:grid;grid-template-columns:5rem 1fr 5rem;gap:.1rem .6rem;
+font-size:.8rem;font-variant-numeric:tabular-nums;max-width:28rem}.bars i{display:block;height:.7rem;margin-top:.35rem}
+.bars b{font-weight:400;text-align:right}
+@media(prefers-color-scheme:dark){body{background:#14161a;color:#e6e8ec}.meta{color:#a2a9b4}}"""
+
+
+def blocks(found: Mapping[str, Any]) -> str:
+    """The query and the rows as blocks for a terminal."""
+    query = found["query"]
+    lines = [_headline(found), "", f"query {query['number']}  ({query['id']})", *_text(query), ""]
+    for title, rows in (("helps most", found["top"]), ("hurts most", found["bottom"])):
+        for rank, row in enumerate(rows, 1):
+            lines += [f"{title} {rank}  {row['score']:+.3g}  ({row['id']})", *_text(row), *_shares(row), ""]
+    if found["note"]:
+        lines.append(found["note"])
+    return "\n".join(lines).rstrip()
+
+
+def _headline(found: Mapping[str, Any]) -> str:
+    damping = f" (damping {found['damping']})" if found["damping"] else ""
+    within = f", counting only {found['within']}" if found["within"] else ""
+    scale = f"; {found['scale']}" if found["scale"] else ""
+    return f"{found['strategy']}{damping} over {found['train']:,} training rows{within}. {found['sign']}{scale}."
+
+
+def _text(row: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for key in ("text", "pair"):
+        if row.get(key):
+            lines += textwrap.wrap(str(row[key]), WIDTH, initial_indent="    ", subsequent_indent="    ")
+    if "label" in row:
+        lines.append(f"    -> {row['label']}")
+    return lines
+
+
+def _shares(row: Mapping[str, Any]) -> list[str]:
+    """Layers and the strongest tokens in one line each."""
+    lines = []
+    if row.get("layers"):
+        lines.append("    layers  " + "  ".join(f"{k} {v:+.2g}" for k, v in row["layers"].items()))
+    if row.get("tokens"):
+        strong = sorted(row["tokens"], key=lambda t: -abs(t[1]))[:6]
+        lines.append("    tokens  " + "  ".join(f"{w or '(whole row)'} {v:+.2g}" for w, v in strong))
+    return lines
+
+
+def table(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One line per row: rank (negative for harmful rows), score, id, label and the beginning of the text."""
+    lines = []
+    for sign, rows in ((1, found["top"]), (-1, found["bottom"])):
+        for rank, row in enumerate(rows, 1):
+            text = " | ".join(str(row[k]) for k in ("text", "pair") if row.get(k))
+            lines.append(
+                {
+                    "rank": sign * rank,
+                    "score": row["score"],
+                    "id": row["id"],
+                    "label": str(row.get("label", "")),
+                    "text": textwrap.shorten(text, 72, placeholder=" …"),
+                }
+            )
+    return lines
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """One self-contained HTML file; tokens are tinted by their share, layers drawn as bars."""
+    query = found["query"]
+    rows = "".join(
+        f"<h2>{title}</h2>{''.join(_article(r, kind) for r in listed)}"
+        for title, kind, listed in (
+            ("Training rows that help", "helps", found["top"]),
+            ("Training rows that hurt", "hurts", found["bottom"]),
+        )
+        if listed
+    )
+    note = f"<p class=meta>{html.escape(found['note'])}</p>" if found["note"] else ""
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>Influence on {html.escape(str(query['id']))}</title><style>{STYLE}</style>"
+        f"<h1>Which training rows made this prediction?</h1><p class=meta>{html.escape(_headline(found))}</p>"
+        f"{_article({**query}, 'query')}{rows}{note}</html>"
+    )
+
+
+def _article(row: Mapping[str, Any], kind: str) -> str:
+    score = f"{row['score']:+.3g} · " if "score" in row else f"query {row['number']} · "
+    label = f"<p><strong>{html.escape(str(row['label']))}</strong></p>" if "label" in row else ""
+    words = "".join(f"<p>{html.escape(str(row[k]))}</p>" for k in ("text", "pair") if row.get(k))
+    heat = _heat(row["tokens"]) if row.get("tokens") else ""
+    bars = _bars(row["layers"]) if row.get("layers") else ""
+    head = f"<p class=meta>{score}{html.escape(str(row['id']))}</p>"
+    return f"<article class={kind}>{head}{heat or words}{label}{bars}</article>"
+
+
+def _heat(tokens: Sequence[tuple[str, float]]) -> str:
+    most = max((abs(v) for _, v in tokens[1:]), default=0.0) or 1.0
+    spans = []
+    for word, value in tokens[1:]:
+        joined = word.startswith("##")
+        colour = "42,127,98" if value > 0 else "179,67,43"
+        style = f"background:rgba({colour},{abs(value) / most * 0.7:.2f})"
+        text = html.escape(word.removeprefix("##").replace("\u0120", "").replace("\u2581", ""))
+        spans.append(f"{'' if joined else ' '}<span style='{style}' title='{value:+.3g}'>{text}</span>")
+    whole = f"<p class=meta>not at one token: {tokens[0][1]:+.3g}</p>"
+    return f"<p class=tokens>{''.join(spans)}</p>{whole}"
+
+
+def _bars(layers: Mapping[str, float]) -> str:
+    most = max(map(abs, layers.values())) or 1.0
+    cells = "".join(
+        f"<span>{html.escape(name)}</span><i style='width:{abs(v) / most * 100:.0f}%;background:"
+        f"{'#2a7f62' if v > 0 else '#b3432b'}'></i><b>{v:+.2g}</b>"
+        for name, v in layers.items()
+    )
+    return f"<div class=bars>{cells}</div>"

@@ -1,0 +1,157 @@
+"""Queries meet training rows: one pass over the rows for all queries and all settings.
+
+Shapes: S settings, Q queries, B training rows of a batch, O out, I in (with the bias's 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budwood.capture.stream import Map, Sides
+from budwood.data.batch import Features
+from budwood.linalg.kron import outer_
+from budwood.methods.influence.moments import Turner, with_one
+from budwood.methods.influence.precondition import Preconditioner, Term, ask_loss
+from budwood.methods.influence.workshop import ROWS, Shop, sweep
+
+TILE = 1 << 22  # numbers of gradients made at a time: they are used while still in cache
+
+
+class Blocks(Protocol):
+    """Query blocks, wherever they lie."""
+
+    def put(self, name: str, block: str, at: np.ndarray, values_QOI: Tensor) -> None:
+        """Take some queries of a block."""
+
+    def rows(self, name: str, block: str, first: int, last: int) -> Tensor:
+        """[Q, (last - first) * I]: outputs first..last of a block."""
+
+
+@dataclass
+class Resident:
+    """Query blocks in memory; `summed`: all queries in one row."""
+
+    queries: int
+    like: Tensor
+    summed: bool = False
+    tensors: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+
+    def put(self, name: str, block: str, at: np.ndarray, values_QOI: Tensor) -> None:
+        """Take some queries of a block."""
+        whole = self.tensors.get((name, block))
+        if whole is None:
+            whole = self.tensors[name, block] = self.like.new_zeros(self.queries, *values_QOI.shape[1:])
+        if self.summed:
+            whole += values_QOI.sum(0)
+        else:
+            whole[torch.from_numpy(at)] = values_QOI
+
+    def rows(self, name: str, block: str, first: int, last: int) -> Tensor:
+        """A view of some outputs."""
+        return self.tensors[name, block][:, first:last].flatten(1)
+
+
+@dataclass
+class OnDisk:
+    """Query blocks in a file, read into memory tile by tile: never more of it there than one tile."""
+
+    path: Path
+    queries: int
+    like: Tensor
+    places: Mapping[tuple[str, str], tuple[int, int, int]]  # first byte, outputs, columns
+
+    @classmethod
+    def at(cls, path: Path, ready: Preconditioner, queries: int, like: Tensor) -> OnDisk:
+        """The layout of every block in one file; the file itself is written by `put`."""
+        places: dict[tuple[str, str], tuple[int, int, int]] = {}
+        start = 0
+        for m in ready.factors.maps:
+            for block in ready.blocks(m.name):
+                places[m.name, block] = (start, m.out, m.columns)
+                start += queries * m.out * m.columns * like.element_size()
+        return cls(path, queries, like, places)
+
+    def put(self, name: str, block: str, at: np.ndarray, values_QOI: Tensor) -> None:
+        """Take some queries of a block."""
+        start, out, columns = self.places[name, block]
+        size = out * columns * self.like.element_size()
+        with self.path.open("r+b" if self.path.exists() else "w+b") as f:
+            for q, values in zip(at, values_QOI.contiguous().numpy()):
+                f.seek(start + int(q) * size)
+                f.write(memoryview(values).cast("B"))
+
+    def rows(self, name: str, block: str, first: int, last: int) -> Tensor:
+        """Some outputs, read from the file."""
+        start, out, columns = self.places[name, block]
+        width = columns * self.like.element_size()
+        found = np.empty((self.queries, (last - first) * width), np.uint8)
+        with self.path.open("rb", buffering=0) as f:
+            for q in range(self.queries):
+                f.seek(start + (q * out + first) * width)
+                f.readinto(memoryview(found[q]))
+        return torch.from_numpy(found).view(self.like.dtype)
+
+
+Add = Callable[[int, Map, np.ndarray, Tensor], None]
+
+
+@dataclass
+class Meeting:
+    """Training rows meeting all queries: `add(setting, map, rows, score_BQ)` gets every map's part."""
+
+    shop: Shop
+    ready: Preconditioner
+    blocks: Blocks
+    queries: int
+    add: Add
+    half: bool = False  # multiply in bfloat16
+
+    def __call__(self, features: Features, order: np.ndarray, most: int = ROWS) -> None:
+        """One pass over the rows at `order`."""
+        turner = Turner(self.ready.bases)
+        for index in self.shop.batches(features, order, most=most):
+            pending: list[tuple[int, Map, Tensor]] = []
+
+            def use(_: int, m: Map, s: Sides, pending: list[tuple[int, Map, Tensor]] = pending) -> None:
+                g_BTO, a_BTI = s.live()
+                terms = self.ready.terms[m.name]
+                for turned in (False, True):
+                    mine = [t for t in terms if t.turned == turned]
+                    if mine:
+                        pair = turner(m, g_BTO, a_BTI) if turned else (g_BTO, with_one(a_BTI, m))
+                        scores = self._meet(m, mine, *pair)
+                        pending.extend((t.setting, m, s) for t, s in zip(mine, scores))
+
+            took = sweep(self.shop, features, index, ask_loss, use)
+            turner.forget()
+            for setting, m, score_BQ in pending:
+                self.add(setting, m, took, score_BQ)
+
+    def _meet(self, m: Map, terms: list[Term], g_BTO: Tensor, a_BTI: Tensor) -> list[Tensor]:
+        """score_BQ of every term for one map: gradients are made tile by tile and multiplied while in cache."""
+        count = len(g_BTO)
+        scores = [g_BTO.new_zeros(count, self.queries) for _ in terms]
+        high = max(1, min(m.out, TILE // max(1, count * m.columns)))
+        room = g_BTO.new_empty(count * high * m.columns)
+        weighed = torch.empty_like(room) if any(t.weight_OI is not None for t in terms) else room
+        for first in range(0, m.out, high):
+            last = min(m.out, first + high)
+            size = (count, last - first, m.columns)
+            made_BOI = outer_(room[: count * size[1] * size[2]].view(size), g_BTO[:, :, first:last], a_BTI)
+            for score_BQ, term in zip(scores, terms):
+                left = made_BOI
+                if term.weight_OI is not None:
+                    left = torch.mul(made_BOI, term.weight_OI[first:last], out=weighed[: made_BOI.numel()].view(size))
+                right_QX = self.blocks.rows(m.name, term.block, first, last)
+                if self.half:
+                    score_BQ += (left.flatten(1).bfloat16() @ right_QX.bfloat16().T).to(score_BQ)
+                else:
+                    score_BQ.addmm_(left.flatten(1), right_QX.T)
+        return scores

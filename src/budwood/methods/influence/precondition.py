@@ -1,0 +1,205 @@
+"""Queries made ready to meet training rows: their gradients as blocks, and how each setting weighs them.
+
+Two ways to the same scores, chosen per map by their FLOPs:
+  turn    query and training gradients both in the eigenbasis: identity, kfac and ekfac at any damping share one block,
+          weighed on the training side
+  back    the query's preconditioned gradient turned back to weights, one block per setting: training gradients stay
+          as they are
+Shapes: Q queries, B training rows, T positions, O out, I in (with the bias's 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budwood.capture.gradients import Question
+from budwood.capture.stream import Map, Sides
+from budwood.data.batch import Batch, Features
+from budwood.errors import ConfigError
+from budwood.linalg.kron import outer_, turned_back
+from budwood.methods.influence.factors import Factors, Setting
+from budwood.methods.influence.moments import Basis, Turner, with_one
+from budwood.methods.influence.workshop import Shop, sweep
+from budwood.models.objective import Objective
+
+RAW, TURNED = "raw", "turned"
+IN_EIGENBASIS = ("kfac", "ekfac")
+GRADIENTS = 1 << 24  # most numbers of one map's query gradients at a time
+
+
+@dataclass(frozen=True)
+class Term:
+    """One setting's part in one map: which block of the queries, in which basis, weighed by what on the other side."""
+
+    setting: int
+    block: str
+    turned: bool
+    weight_OI: Tensor | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much there is to score: queries, training rows and their mean length."""
+
+    queries: int
+    rows: int
+    length: float
+
+
+@dataclass(frozen=True)
+class Preconditioner:
+    """How every setting meets every map."""
+
+    settings: tuple[Setting, ...]
+    terms: Mapping[str, tuple[Term, ...]]
+    factors: Factors
+    bases: Mapping[str, Basis]
+    weights: Mapping[tuple[str, int], Tensor | None] = field(default_factory=dict)
+
+    def blocks(self, name: str) -> tuple[str, ...]:
+        """Blocks of a map."""
+        return tuple(dict.fromkeys(t.block for t in self.terms[name]))
+
+    @property
+    def numbers(self) -> int:
+        """Numbers per query in all blocks."""
+        return sum(m.out * m.columns * len(self.blocks(m.name)) for m in self.factors.maps)
+
+
+def precondition(factors: Factors, settings: Sequence[Setting], work: Work, way: str | None = None) -> Preconditioner:
+    """Terms of all settings for all maps; `way` ("turn", "back") overrides the choice by FLOPs."""
+    curved = [i for i, s in enumerate(settings) if s.strategy in IN_EIGENBASIS]
+    bases = factors.bases if curved else {}
+    terms: dict[str, tuple[Term, ...]] = {}
+    weights: dict[tuple[str, int], Tensor | None] = {}
+    shared = {m.source: sum(n.source == m.source for n in factors.maps) for m in factors.maps}
+    for m in factors.maps:
+        turn = bool(curved) and (way or cheaper_way(m, settings, work, shared[m.source])) == "turn"
+        found = []
+        for i, setting in enumerate(settings):
+            weight = weights[m.name, i] = factors.inverse(setting, m.name)
+            if setting.strategy in IN_EIGENBASIS:
+                found.append(Term(i, TURNED, True, weight) if turn else Term(i, f"back{i}", False, None))
+            elif setting.strategy == "identity" and turn:
+                found.append(Term(i, TURNED, True, None))  # turning changes no inner product
+            else:
+                found.append(Term(i, RAW, False, weight))
+        terms[m.name] = tuple(found)
+    return Preconditioner(tuple(settings), terms, factors, bases, weights)
+
+
+def cheaper_way(m: Map, settings: Sequence[Setting], work: Work, shared: int = 1) -> str:
+    """Whether turning all training rows ("turn") or every preconditioned query back ("back") costs fewer FLOPs.
+
+    >>> wide = Map("m", "m.weight", None, 768, 768, "m")
+    >>> one = [Setting("ekfac", "1e-08")]
+    >>> cheaper_way(wide, one, Work(64, 10_000, 60)), cheaper_way(wide, one * 4, Work(500, 1000, 12))
+    ('back', 'turn')
+    """
+    curved = sum(s.strategy in IN_EIGENBASIS for s in settings)
+    raw = any(s.strategy == "diagonal" for s in settings)  # needs the gradient as it is in any case
+    turn = work.rows * work.length * (m.columns**2 / shared + m.out**2 + raw * m.out * m.columns)
+    back = work.queries * curved * m.out * m.columns * (m.out + m.columns)
+    return "turn" if turn < back else "back"
+
+
+def measurement(objective: Objective, name: str) -> Question:
+    """What is explained of a query, as something to be lowered, so that a positive score is a row that helps."""
+    if name == "loss":
+        return Question()
+    if name == "margin":
+        return Question(lambda logits_MC, targets: -objective.margin(logits_MC, targets))
+    return Question(_own(name))
+
+
+def _own(dotted: str) -> Callable[..., Tensor]:
+    """A user's function(logits, targets) -> one number per example, larger being better."""
+    import importlib
+
+    module, _, function = dotted.partition(":")
+    if not function:
+        raise ConfigError(f"--measurement was given '{dotted}'. Give margin, loss or package.module:function.")
+    try:
+        own = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as e:
+        raise ConfigError(f"--measurement {dotted} cannot be imported ({e}). Is it on PYTHONPATH?") from e
+    return lambda logits_MC, targets: -own(logits_MC, targets)
+
+
+Put = Callable[[str, str, np.ndarray, Tensor], None]
+
+
+def query_blocks(
+    shop: Shop,
+    ready: Preconditioner,
+    features: Features,
+    order: np.ndarray,
+    question: Question,
+    put: Put,
+    most: int = 64,
+) -> None:
+    """Every block of the queries at `order`: `put(map, block, positions in order, block_QOI)`."""
+    place = {int(n): i for i, n in enumerate(order)}
+    turner = Turner(ready.bases)
+    fit = max(1, GRADIENTS // max(m.out * m.columns for m in shop.maps))
+
+    for index in shop.batches(features, np.asarray(order), most=min(most, fit)):
+        at = np.array([place[int(n)] for n in index])
+
+        def use(_: int, m: Map, s: Sides, at: np.ndarray = at) -> None:
+            g_BTO, a_BTI = s.live()
+            count = len(g_BTO)
+            blocks = ready.blocks(m.name)
+            if RAW in blocks:
+                raw = outer_(g_BTO.new_empty(count, m.out, m.columns), g_BTO, with_one(a_BTI, m))
+                put(m.name, RAW, at, raw)
+            if set(blocks) - {RAW}:
+                turned = outer_(g_BTO.new_empty(count, m.out, m.columns), *turner(m, g_BTO, a_BTI))
+                if TURNED in blocks:
+                    put(m.name, TURNED, at, turned)
+                basis = ready.bases[m.name]
+                for term in ready.terms[m.name]:
+                    if term.block.startswith("back"):
+                        weighed = turned * ready.weights[m.name, term.setting]
+                        put(m.name, term.block, at, turned_back(weighed, basis.q_OO, basis.q_II))
+
+        took = sweep(shop, features, index, lambda batch: (question,), use)
+        turner.forget()
+        if len(took) != len(index):
+            lost = [features.ids[i] for i in set(index) - set(took)]
+            raise ConfigError(f"The query '{lost[0]}' has no finite loss and cannot be explained. Leave it out.")
+
+
+def gradients(
+    shop: Shop,
+    features: Features,
+    index: np.ndarray,
+    question: Question,
+    take: Callable[[Map, Tensor], None],
+    bases: Mapping[str, Basis] | None = None,
+) -> None:
+    """`take(map, grad_BOI)` for one batch of rows: per-example gradients, in the eigenbasis where `bases` are given."""
+    turner = Turner(bases or {})
+
+    def use(_: int, m: Map, s: Sides) -> None:
+        g_BTO, a_BTI = s.live()
+        pair = turner(m, g_BTO, a_BTI) if bases is not None else (g_BTO, with_one(a_BTI, m))
+        take(m, outer_(g_BTO.new_empty(len(g_BTO), m.out, m.columns), *pair))
+
+    sweep(shop, features, index, lambda batch: (question,), use)
+
+
+def ask_loss(_: Batch) -> tuple[Question]:
+    """The training loss."""
+    return (Question(),)
+
+
+def bytes_needed(ready: Preconditioner, queries: int) -> int:
+    """Memory of all blocks of all queries."""
+    size = torch.empty(0, dtype=torch.float32).element_size()
+    return ready.numbers * queries * size

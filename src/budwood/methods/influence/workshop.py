@@ -1,0 +1,214 @@
+"""A model at work on the training rows of a task: what every pass of influence needs, opened once per process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budwood.capture.coverage import cover, take
+from budwood.capture.gradients import Question
+from budwood.capture.questions import Labels, labels_for
+from budwood.capture.stream import Map, Sides, maps_of, stream
+from budwood.capture.uses import layout_of, linear_io
+from budwood.config.influence import STRATEGIES, FitConfig
+from budwood.data.batch import Batch, Features, budget_batches
+from budwood.data.source import load_task
+from budwood.data.task import Task
+from budwood.errors import ConfigError, ModelError
+from budwood.models.load import load, model_hash
+from budwood.models.mode import in_mode
+from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading
+from budwood.models.reference import resolve
+from budwood.params.select import matching
+from budwood.store.files import canonical
+from budwood.train.plan import device_for
+
+TOKENS = 4096  # padded tokens per batch
+ROWS = 256  # most rows per batch
+RUNS = Path("runs")
+Ask = Callable[[Batch], Sequence[Question]]
+
+
+@dataclass(frozen=True)
+class Shop:
+    """A model, the encoded training rows, and the maps whose gradients count."""
+
+    read: Reading
+    train: Features
+    maps: tuple[Map, ...]
+    left: dict[str, str]
+    labels: Labels
+    cfg: FitConfig
+    skipped: set[str] = field(default_factory=set)  # rows left out because their loss is not finite
+
+    @cached_property
+    def by_weight(self) -> dict[str, Map]:
+        """Maps by the canonical name of their weight."""
+        return {m.weight: m for m in self.maps}
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all weights and biases that count."""
+        return tuple(n for m in self.maps for n in (m.weight, m.bias) if n)
+
+    @cached_property
+    def hash(self) -> str:
+        """The model's hash."""
+        return model_hash(self.read.loaded.model)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model."""
+        return self.read.loaded.model
+
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor of the model's type and place."""
+        return next(self.model.parameters()).new_empty(0)
+
+    def batches(
+        self, features: Features, order: np.ndarray, most: int = ROWS, tokens: int = TOKENS
+    ) -> list[np.ndarray]:
+        """`order` cut into batches of rows of like length."""
+        return [order[i] for i in budget_batches(features.lengths_N[order], tokens, most)]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What identifies a shop; the task rides along where it is already in memory."""
+
+    settings: str
+    task: Task | None = None
+
+    def __hash__(self) -> int:
+        return hash(self.settings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and other.settings == self.settings
+
+
+def settings_for(cfg: Any, model: str) -> dict[str, Any]:
+    """What opens a shop, as plain values: the settings that factors depend on, and the model's name."""
+    own = {k: v for k, v in cfg.model_dump(mode="json").items() if k in FitConfig.model_fields}
+    own["strategy"] = [s for s in cfg.strategy if s in STRATEGIES] or ["identity"]
+    return {"model": model, "cfg": own}
+
+
+def open_shop(settings: dict[str, Any], task: Task | None = None) -> Shop:
+    """The shop of these settings; the same process opens it once."""
+    return _open(Key(canonical({k: settings[k] for k in ("model", "cfg")}), task))
+
+
+@lru_cache(maxsize=1)
+def _open(key: Key) -> Shop:
+    settings = json.loads(key.settings)
+    ref = resolve(settings["model"], runs_dir=RUNS, revision=settings["cfg"].get("revision"), offline=True)
+    cfg: FitConfig = as_tuned(FitConfig(**settings["cfg"]), ref)
+    task = key.task or load_task(cfg)
+    mode = mode_for(cfg, task, ref)
+    loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
+    if any(name.startswith("head.") for name in loaded.fresh):
+        raise ModelError(
+            f"'{ref.text}' has no trained head for task '{task.name}', so its influence would be that of random "
+            "weights. Fine-tune it first, or use --mode prompt or mlm."
+        )
+    read = reading(loaded, task, cfg, mode, cfg.seed)
+    return shop_of(read, read.encode(task.rows(cfg.train_split)), cfg)
+
+
+def shop_of(read: Reading, train: Features, cfg: FitConfig) -> Shop:
+    """A shop around a loaded model; the maps that count are found by a pass of a few rows."""
+    few = read.feed(train)(np.arange(min(3, len(train))), 0)
+    coverage = cover(read.loaded.model, read.objective, few)
+    maps, left = maps_of(read.loaded.model, read.objective, take(few, [0] * 2), coverage)
+    if maps and cfg.modules:
+        kept = set(matching([m.name for m in maps], cfg.modules))
+        left |= {m.weight: "not asked for" for m in maps if m.name not in kept}
+        maps = _regrouped([m for m in maps if m.name in kept])
+    if not maps:
+        why = "; ".join(f"{n}: {w}" for n, w in list(left.items())[:3])
+        raise ModelError(
+            f"No module of this {type(read.loaded.model).__name__} can be scored ({why or 'it has no parameters'}). "
+            "Influence needs at least one linear layer, Conv1D or Conv2d that is called as a module."
+        )
+    return Shop(read, train, maps, left, labels_for(cfg.fisher, read.task, "--fisher"), cfg)
+
+
+def _regrouped(maps: Sequence[Map]) -> tuple[Map, ...]:
+    """Maps with the first of each group among them as its source."""
+    from dataclasses import replace
+
+    first: dict[str, str] = {}
+    return tuple(replace(m, source=first.setdefault(m.source, m.name)) for m in maps)
+
+
+def sweep(
+    shop: Shop, features: Features, index: np.ndarray, ask: Ask, use: Callable[[int, Map, Sides], None]
+) -> np.ndarray:
+    """One forward pass and one backward pass per question over a batch; `use(question, map, sides)` for every map.
+
+    Returns which of `index` took part: rows whose loss is not finite stop the run by name, or are left out on demand.
+    """
+    feed = shop.read.feed(features)
+    batch = feed(index, 0)
+    model, objective = shop.model, shop.read.objective
+    with in_mode(model, training=False):
+        while True:
+            targets = objective.targets(batch)
+            with linear_io(model, shop.parameters, layout_of(batch, targets)) as io:
+                logits_MC = objective.logits(model, batch)
+                fine_B = torch.isfinite(objective.loss(logits_MC.detach(), targets)).cpu().numpy()
+                if fine_B.all():
+                    asked = ask(batch)
+                    for i, question in enumerate(asked):
+                        value_B = (question.value or objective.loss)(logits_MC, question.targets or targets)
+                        keep = i + 1 < len(asked)
+                        stream(io, value_B.sum(), lambda w, s, i=i: use(i, shop.by_weight[w], s), keep)  # type: ignore[misc]
+                    return index
+            _refuse(shop, [batch.ids[b] for b in np.flatnonzero(~fine_B)])
+            index = index[fine_B]
+            if not len(index):
+                return index
+            batch = feed(index, 0)
+
+
+def _refuse(shop: Shop, ids: list[str]) -> None:
+    """Stop at rows without a finite loss, unless they are to be skipped."""
+    if not shop.cfg.skip_nan:
+        shown = ", ".join(f"'{i}'" for i in ids[:5])
+        raise ModelError(
+            f"The loss of {len(ids)} row{'s' if len(ids) > 1 else ''} is not finite: {shown}"
+            f"{' ...' if len(ids) > 5 else ''}. Look at them and at the model (`budwood doctor`), or leave them out "
+            "with --skip-nan."
+        )
+    shop.skipped.update(ids)
+
+
+def memory_budget(wish: str | None) -> int:
+    """Bytes that may be used: what was given ("2GB"), else half of what is free.
+
+    >>> memory_budget("1.5GB")
+    1500000000
+    """
+    if wish is None:
+        import os
+
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    units = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+    text = wish.strip().lower()
+    unit = units.get(text[-2:], 0)
+    try:
+        value = float(text[:-2] if unit else text) * (unit or 1)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise ConfigError(f"--max-memory was given '{wish}'. Give a size such as 800MB or 2GB.")
+    return int(value)

@@ -1,0 +1,131 @@
+"""Parity with kronfluence 1.0.1: four strategies, three dampings, float64 and empirical Fisher, from a stored reference.
+
+The reference is made by benchmarks/kronfluence_reference.py; where kronfluence is installed it is made again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from budwood.config.influence import FitConfig
+from budwood.data.batch import Features
+from budwood.linalg.ranking import pearson_by_row, spearman_by_row
+from budwood.methods.influence.factors import Factors, Setting
+from budwood.methods.influence.foreign import module_names, read_kronfluence, write_kronfluence
+from budwood.methods.influence.pairs import Meeting, Resident
+from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
+from budwood.methods.influence.workshop import Shop, shop_of
+from budwood.models.objective import Head
+from tests.conftest import ROOT
+from tests.methods.influence.toys import ALL, fit, reading_of
+
+FILE = Path(__file__).with_name("kronfluence.safetensors")
+SETTINGS = [Setting("identity")] + [Setting(s, d) for s in ALL[1:] for d in ("1e-08", "0.0001", "0.1mean")]
+
+
+@lru_cache
+def reference(path: Path = FILE) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    with safe_open(path, framework="pt") as f:
+        return {k: f.get_tensor(k) for k in f.keys()}, json.loads(f.metadata()["shape"])  # noqa: SIM118
+
+
+def features(side: str) -> Features:
+    """The padded rows of the reference without their padding."""
+    found, _ = reference()
+    ids, mask = found[f"{side}/input_ids"], found[f"{side}/attention_mask"]
+    lists = [row[: int(m.sum())].tolist() for row, m in zip(ids, mask)]
+    return Features.from_lists(
+        [f"{side}/{i}" for i in range(len(lists))], {"input_ids": lists}, {"label": found[f"{side}/label"].tolist()}
+    )
+
+
+def shop(dtype: torch.dtype = torch.float64) -> Shop:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    found, shape = reference()
+    model = BertForSequenceClassification(BertConfig(**shape)).double()
+    left = model.load_state_dict({k[6:]: v for k, v in found.items() if k.startswith("model/")}, strict=False)
+    assert not left.unexpected_keys and all(k.endswith(("position_ids", "token_type_ids")) for k in left.missing_keys)
+    read = reading_of(model.to(dtype).eval(), Head(), ("a", "b"))
+    return shop_of(read, features("train"), FitConfig(task="toy", fisher="empirical", strategy=ALL))
+
+
+def scores(here: Shop, factors: Factors, settings: list[Setting] = SETTINGS) -> dict[str, np.ndarray]:
+    queries = features("query")
+    ready = precondition(factors, settings, Work(len(queries), len(here.train), 10.0), None)
+    blocks = Resident(len(queries), here.like)
+    question = measurement(here.read.objective, "margin")
+    query_blocks(here, ready, queries, np.arange(len(queries)), question, blocks.put)
+    out = np.zeros((len(settings), len(queries), len(here.train)))
+
+    def add(setting: int, m: Any, took: np.ndarray, score_BQ: torch.Tensor) -> None:
+        out[setting][:, took] += score_BQ.T.double().numpy()
+
+    Meeting(here, ready, blocks, len(queries), add)(here.train, np.arange(len(here.train)))
+    return {s.text: v for s, v in zip(settings, out)}
+
+
+def test_float64_scores_are_those_of_kronfluence(tmp_path: Path) -> None:
+    theirs, _ = reference()
+    here = shop()
+    ours = scores(here, fit(here, tmp_path))
+    for name, value in ours.items():
+        want = theirs[f"scores/{name}"].numpy()
+        assert spearman_by_row(value, want).min() >= 0.9999, name
+        assert pearson_by_row(value, want).min() >= 0.99999, name
+
+
+def test_float32_scores_are_close_to_its_float64(tmp_path: Path) -> None:
+    theirs, _ = reference()
+    here = shop(torch.float32)
+    ours = scores(here, fit(here, tmp_path))
+    for name, value in ours.items():
+        assert spearman_by_row(value, theirs[f"scores/{name}"].numpy()).mean() >= 0.998, name
+
+
+def test_factors_are_those_of_kronfluence(tmp_path: Path) -> None:
+    theirs, _ = reference()
+    here = shop()
+    factors = fit(here, tmp_path)
+    for m in here.maps:
+        own = module_names(here.model, here.maps)[m.name]
+        for side, key in (("A", f"A/{m.source}"), ("G", f"G/{m.name}")):
+            want = theirs[f"{side}/{own}"]
+            assert (factors.tensor(key) - want).abs().max() <= 1e-9 * want.abs().max(), (side, own)
+        moments = factors.tensor(f"ekfac/{m.name}")
+        total, squares = theirs[f"L/{own}"]
+        assert float(moments.sum()) == pytest.approx(float(total), rel=1e-8)
+        assert float(moments.square().sum()) == pytest.approx(float(squares), rel=1e-6)
+
+
+def test_factors_there_and_back(tmp_path: Path) -> None:
+    here = shop()
+    factors = fit(here, tmp_path / "ours")
+    write_kronfluence(factors, here.model, tmp_path / "theirs")
+    back = read_kronfluence(tmp_path / "theirs", here, tmp_path / "back")
+    some = [Setting("ekfac", "1e-08"), Setting("kfac", "0.0001")]
+    before, after = scores(here, factors, some), scores(here, back, some)
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("kronfluence") is None, reason="kronfluence is not installed")
+def test_the_reference_is_what_kronfluence_says(tmp_path: Path) -> None:
+    import sys
+
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import kronfluence_reference  # type: ignore[import-not-found]
+
+    kronfluence_reference.main(tmp_path / "again.safetensors")
+    again, stored = reference(tmp_path / "again.safetensors")[0], reference()[0]
+    for name in [k for k in stored if k.startswith("scores/")]:
+        assert spearman_by_row(again[name].numpy(), stored[name].numpy()).min() >= 0.9999

@@ -1,0 +1,241 @@
+"""Factors and scores against loops over single rows and dense inverses, in float64, and what must not change them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from budwood.capture.coverage import cover
+from budwood.capture.gradients import per_example_grads
+from budwood.errors import ConfigError, ModelError
+from budwood.linalg.kron import EigenError, eigenbasis, gram_, inverse, mirrored, reliability, rotate_first, square_sum_
+from budwood.methods.influence.factors import SHARES, Factors, Setting, settings_of, weigh
+from budwood.methods.influence.itself import self_influence
+from budwood.methods.influence.moments import covariances, second_moments
+from budwood.methods.influence.pairs import OnDisk
+from budwood.methods.influence.precondition import Work, precondition
+from budwood.methods.influence.workshop import memory_budget
+from tests.cases import case
+from tests.methods.influence.toys import ALL, dense_scores, fit, gradients, scores, toy
+from tests.oracles import relative_error
+
+EXACT = 1e-9
+QUERIES = np.array([4, 0, 2])
+SETTINGS = [Setting("identity")] + [Setting(s, d) for s in ALL[1:] for d in ("1e-08", "0.0001", "0.1mean")]
+
+
+def close(got: np.ndarray, want: np.ndarray, tolerance: float = EXACT) -> bool:
+    return float(np.abs(got - want).max()) <= tolerance * float(np.abs(want).max())
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "gpt2", "distilbert", "llama"])
+@pytest.mark.parametrize("way", ["turn", "back"])
+def test_scores_equal_the_dense_inverse(family: str, way: str, tmp_path: Path) -> None:
+    c, shop = toy(family)
+    factors = fit(shop, tmp_path)
+    train = gradients(c, shop)
+    measured = gradients(c, shop, lambda z, t: -c.objective.margin(z, t))
+    query = {k: v[QUERIES] for k, v in measured.items()}
+    got = scores(shop, factors, SETTINGS, QUERIES, way)
+    for i, setting in enumerate(SETTINGS):
+        # a damping of 1e-8 under eigenvalues of order 1 leaves fewer exact digits in the dense inverse
+        tolerance = 1e-6 if setting.damping == "1e-08" else EXACT
+        assert close(got[i], dense_scores(query, train, factors, setting), tolerance), setting
+
+
+@pytest.mark.parametrize("family,objective", [("bert", "lm"), ("gpt2", "lm"), ("bert", "span"), ("bert", "tokens")])
+def test_other_objectives(family: str, objective: str, tmp_path: Path) -> None:
+    c, shop = toy(family, objective)
+    factors = fit(shop, tmp_path)
+    train = gradients(c, shop)
+    got = scores(shop, factors, SETTINGS[:4:3], QUERIES, question="loss")
+    for i, setting in enumerate(SETTINGS[:4:3]):
+        want = dense_scores({k: v[QUERIES] for k, v in train.items()}, train, factors, setting)
+        assert close(got[i], want), setting
+
+
+def test_covariances_and_their_counts() -> None:
+    c, shop = toy("bert")
+    sums = covariances(shop, np.arange(6))
+    positions = sum(int(n) for n in shop.train.lengths_N)
+    for m in shop.maps:
+        single = m.name in ("pooler.dense", "head.classifier")
+        assert sums[f"nG/{m.name}"] == (6 if single else positions)
+        if m.bias:
+            assert sums[f"A/{m.source}"][-1, -1] == (6 if single else positions)
+    assert {m.source for m in shop.maps if ".attention.self." in m.name} == {
+        f"encoder.layer.{i}.attention.self.query" for i in range(3)
+    }
+    parts = [covariances(shop, np.array(i)) for i in ([0, 3], [5], [1, 2, 4])]
+    for key, value in sums.items():
+        assert relative_error(sum(p[key] for p in parts), value) < EXACT
+
+
+def test_exact_labels_equal_enumeration(tmp_path: Path) -> None:
+    c, shop = toy("bert", fisher="exact")
+    factors = fit(shop, tmp_path)
+    want = {m.name: 0.0 for m in shop.maps}
+    for k in range(3):
+        grads = gradients(c, shop, lambda z, t, k=k: z.log_softmax(1)[:, k])
+        chance = torch.cat([c.objective.logits(c.model, c.batch([i])).softmax(1)[:, k] for i in range(6)]).detach()
+        for m in shop.maps:
+            b = factors.basis(m.name)
+            want[m.name] = want[m.name] + ((b.q_OO.T @ grads[m.name] @ b.q_II).square() * chance[:, None, None]).mean(0)
+    for m in shop.maps:
+        assert relative_error(factors.tensor(f"ekfac/{m.name}"), want[m.name]) < 1e-11
+    again = second_moments(shop, np.arange(6), factors.bases, True)
+    assert all(torch.equal(again[f"ekfac/{m.name}"] / 6, factors.tensor(f"ekfac/{m.name}")) for m in shop.maps)
+
+
+def test_mean_of_second_moments_does_not_depend_on_the_basis(tmp_path: Path) -> None:
+    factors = fit(toy("gpt2")[1], tmp_path)
+    for m in factors.maps:
+        means = [float(factors.tensor(f"{k}/{m.name}").mean()) for k in ("ekfac", "diagonal")]
+        assert means[0] == pytest.approx(means[1], rel=1e-10)
+        b = factors.basis(m.name)
+        a = factors.tensor(f"A/{m.source}")
+        assert relative_error(b.q_II @ torch.diag(b.l_I) @ b.q_II.T, a) < 1e-10
+
+
+def test_batch_size_order_and_file_change_nothing(tmp_path: Path) -> None:
+    _, shop = toy("bert")
+    factors = fit(shop, tmp_path)
+    want = scores(shop, factors, SETTINGS, QUERIES)
+    assert close(scores(shop, factors, SETTINGS, QUERIES, most=1), want)
+    assert close(scores(shop, factors, SETTINGS, QUERIES[::-1].copy())[:, ::-1], want)
+    work = Work(3, len(shop.train), 8.0)
+    disk = OnDisk.at(tmp_path / "blocks.bin", precondition(factors, SETTINGS, work), 3, shop.like)
+    assert np.array_equal(scores(shop, factors, SETTINGS, QUERIES, blocks=disk), want)
+
+
+def test_self_influence_is_the_diagonal(tmp_path: Path) -> None:
+    _, shop = toy("albert")
+    factors = fit(shop, tmp_path)
+    every = np.arange(len(shop.train))
+    ready = precondition(factors, SETTINGS, Work(1, 1, 1.0), "turn")
+    for question in ("loss", "margin"):
+        pairs = scores(shop, factors, SETTINGS, every, question=question)
+        got = self_influence(shop, ready, every, question)
+        assert close(got, np.stack([np.diagonal(p) for p in pairs]))
+
+
+@pytest.mark.parametrize("positions", [1, 3, 9])
+def test_every_order_of_contraction_gives_the_same(positions: int) -> None:
+    g, a = torch.randn(4, positions, 5, dtype=torch.float64), torch.randn(4, positions, 7, dtype=torch.float64)
+    q_g, q_a = (torch.linalg.qr(torch.randn(n, n, dtype=torch.float64))[0] for n in (5, 7))
+    first, last = torch.zeros(2, 5, 7, dtype=torch.float64)
+    square_sum_(first, g @ q_g, a @ q_a)
+    square_sum_(last, g, a, (q_g, q_a))
+    want = (q_g.T @ torch.einsum("bto,bti->boi", g, a) @ q_a).square().sum(0)
+    assert relative_error(first, want) < 1e-12 and relative_error(last, want) < 1e-12
+
+
+def test_the_cheaper_order_changes_at_the_break_even() -> None:
+    border = 768 * 769 * (768 + 769) / (768**2 + 769**2)
+    assert rotate_first(int(border) - 1, 768, 769) and not rotate_first(int(border) + 1, 768, 769)
+
+
+def test_symmetric_products() -> None:
+    for columns in (1, 95, 200, 700):
+        x, total = torch.randn(9, columns, dtype=torch.float64), torch.zeros(columns, columns, dtype=torch.float64)
+        gram_(total, x)
+        gram_(total, 2 * x)
+        assert relative_error(mirrored(total), 5 * x.T @ x) < 1e-12
+
+
+def test_eigenbasis_names_what_is_not_finite() -> None:
+    with pytest.raises(EigenError, match="layer.7.*1 entries"):
+        eigenbasis(torch.tensor([[1.0, 0.0], [0.0, float("nan")]]), "layer.7")
+    vectors, values = eigenbasis(torch.zeros(3, 3), "flat")
+    assert torch.equal(values, torch.zeros(3, dtype=torch.float64)) and vectors.shape == (3, 3)
+    assert float(inverse(torch.zeros(1), 0.0)) == 0
+
+
+class Attention(nn.Module):
+    """A classifier around `nn.MultiheadAttention`, which applies its matrices without calling their modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(40, 8)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> object:
+        x = self.embed(input_ids)
+        padding = None if attention_mask is None else attention_mask == 0
+        mixed, _ = self.attend(x, x, x, key_padding_mask=padding, need_weights=False)
+        return type("Out", (), {"logits": self.classifier(mixed[:, 0])})()
+
+
+def test_multihead_attention_is_covered(tmp_path: Path) -> None:
+    c = case("bert", "head", rows=5)
+    torch.manual_seed(0)
+    model = Attention().double()
+    c = type(c)(**{**c.__dict__, "model": model})
+    coverage = cover(model, c.objective, c.batch())
+    assert {"attend.out_proj.weight", "attend.in_proj_weight"} <= set(coverage.hooked)
+    from tests.oracles import grads_by_loop
+
+    want = grads_by_loop(c, range(4))
+    got = per_example_grads(model, c.objective, c.batch(range(4)), coverage=coverage)
+    assert all(relative_error(got[n], want[n]) < 1e-10 for n in got)
+
+
+def test_settings_and_dampings(tmp_path: Path) -> None:
+    _, shop = toy("bert")
+    factors = fit(shop, tmp_path)
+    assert [s.text for s in settings_of(("ekfac", "identity"), ("auto", "0.1"))] == [
+        "ekfac@auto",
+        "ekfac@0.1",
+        "identity",
+    ]
+    name = shop.maps[0].name
+    mean = float(factors.tensor(f"ekfac/{name}").mean())
+    assert factors.damping(Setting("ekfac", "auto"), name) == pytest.approx(0.1 * mean)
+    assert factors.damping(Setting("ekfac", "0.001"), name) == 0.001
+    with pytest.raises(ConfigError, match="model_hash.*other.*now"):
+        factors.check({"model_hash": "other"})
+
+
+def test_evidence_asks_for_damping_where_halves_differ() -> None:
+    torch.manual_seed(0)
+    noisy = [{"ekfac/m": torch.distributions.Chi2(1.0).sample((4000,)).double()} for _ in range(2)]
+    found = weigh(noisy)
+    agreements = [x["agreement"] for x in found["sweep"]]
+    assert agreements == sorted(agreements) and [x["share"] for x in found["sweep"]] == list(SHARES)
+    assert found["best"] > 0.1 and max(agreements) > 0.99
+    same = {"ekfac/m": torch.logspace(-3, 3, 4000).double()}
+    assert weigh([same, same])["best"] == SHARES[0]  # halves agree: none is needed
+    common, one, other = reliability(noisy[0]["ekfac/m"], noisy[1]["ekfac/m"], 1e9)
+    assert common / (one * other) ** 0.5 == pytest.approx(1.0)
+
+
+def test_rows_without_a_finite_loss(tmp_path: Path) -> None:
+    c, shop = toy("bert")
+    word = int(shop.train.piece("input_ids", 3)[1])
+    rows = [i for i in range(6) if word in shop.train.piece("input_ids", i)]
+    with torch.no_grad():
+        c.model.get_input_embeddings().weight[word] = float("nan")
+    with pytest.raises(ModelError, match=f"'{shop.train.ids[rows[0]]}'|not finite"):
+        covariances(shop, np.arange(6))
+    if len(rows) < 6:
+        _, kept = toy("bert", skip_nan=True)
+        with torch.no_grad():
+            kept.model.get_input_embeddings().weight[word] = float("nan")
+        sums = covariances(kept, np.arange(6))
+        assert all(torch.isfinite(v).all() for v in sums.values())
+        assert kept.skipped == {shop.train.ids[i] for i in rows}
+
+
+def test_memory_and_missing_factors(tmp_path: Path) -> None:
+    assert memory_budget("800MB") == 800_000_000
+    with pytest.raises(ConfigError, match="lots"):
+        memory_budget("lots")
+    from budwood.errors import StoreError
+
+    with pytest.raises(StoreError, match="influence fit"):
+        Factors.open(tmp_path)

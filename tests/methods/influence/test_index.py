@@ -1,0 +1,148 @@
+"""The index against full EKFAC scores, its promises on disk, and questions on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import budwood as bw
+from budwood.config.influence import IndexConfig
+from budwood.errors import ConfigError
+from budwood.linalg.ranking import spearman_by_row
+from budwood.methods.influence import index as made
+from budwood.methods.influence.coordinates import wanted
+from budwood.methods.influence.index import Index, calibration_rows
+from budwood.methods.influence.scores import Scores
+from budwood.methods.influence.workshop import open_shop, settings_for
+from tests.cli.conftest import budwood, model, reviews  # noqa: F401
+
+COMMON = ["--threads", "1", "--progress", "none"]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory, model: Path, reviews: Path) -> Path:  # noqa: F811
+    """A model that has learned the reviews a little."""
+    out = tmp_path_factory.mktemp("tuned") / "run"
+    bw.finetune(
+        str(model), str(reviews), text="body", label="stars", max_steps=40, batch_size=16, lr=3e-3, out=out, threads=1
+    )
+    return out
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tuned: Path, reviews: Path) -> Path:  # noqa: F811
+    """Scores of all validation rows, and an index with every coordinate."""
+    from budwood.studies.verbs import run_verb
+
+    path = tmp_path_factory.mktemp("index")
+    common = {"task": str(reviews), "text": "body", "label": "stars", "threads": 1, "progress": "none"}
+    from budwood.config.influence import ScoreConfig
+
+    run_verb("influence score", ScoreConfig(**common, query_split="validation", out=path / "score"), [str(tuned)])
+    for share in ("100%", "10%"):
+        cfg = IndexConfig(
+            **common,
+            coordinates=share,
+            calibration=6,
+            shard_rows=40,
+            out=path / share,
+            sketch=0 if share == "100%" else None,
+        )
+        run_verb("influence index", cfg, [str(tuned)])
+    return path
+
+
+def opened(place: Path, tuned: Path, share: str) -> tuple[Index, Any]:
+    from budwood.store.files import read_json
+
+    given = read_json(place / share / "run.json")["given"]
+    cfg = IndexConfig(**given)
+    shop = open_shop(settings_for(cfg, str(tuned)))
+    return Index.open(place / share, shop), shop
+
+
+def asked(place: Path, tuned: Path, share: str, most: int | None) -> tuple[np.ndarray, np.ndarray]:
+    index, shop = opened(place, tuned, share)
+    rows = shop.read.task.rows("validation")
+    ours = np.stack([index.ask(shop.read.encode([r]), most)[0] for r in rows])
+    return ours, Scores.open(place / "score").whole()
+
+
+def test_with_every_coordinate_the_index_is_full_ekfac(place: Path, tuned: Path) -> None:
+    ours, full = asked(place, tuned, "100%", None)
+    np.testing.assert_allclose(ours, full, atol=2e-3 * np.abs(full).max())
+    assert spearman_by_row(ours, full).min() > 0.999
+
+
+def test_a_tenth_of_the_coordinates_ranks_alike_on_held_out_queries(place: Path, tuned: Path) -> None:
+    ours, full = asked(place, tuned, "10%", None)
+    task = opened(place, tuned, "10%")[1].read.task
+    held = [i for i in range(len(full)) if i not in calibration_rows(task, 6, 0)]
+    assert spearman_by_row(ours[held], full[held]).mean() > 0.95
+    few, _ = asked(place, tuned, "10%", 500)  # only the strongest coordinates of each question
+    assert spearman_by_row(few, ours).mean() > 0.9
+
+
+def test_some_rows_can_be_scored_exactly_again(place: Path, tuned: Path) -> None:
+    index, shop = opened(place, tuned, "10%")
+    full = Scores.open(place / "score").whole()
+    wanted_rows = np.array([3, 17, 5])
+    query = shop.read.encode([shop.read.task.rows("validation")[1]])
+    np.testing.assert_allclose(index.exact(query, wanted_rows), full[1, wanted_rows], atol=2e-5 * np.abs(full[1]).max())
+
+
+def test_norms_are_exact_self_influence(place: Path, tuned: Path) -> None:
+    all_rows, some = opened(place, tuned, "100%")[0], opened(place, tuned, "10%")[0]
+    np.testing.assert_allclose(all_rows.norms, some.norms, rtol=1e-5)  # they do not depend on what is kept
+    scale = np.concatenate([(k.weight_K * k.spread_K**2).numpy() for k in all_rows.kept.values()])
+    stored = all_rows.rows_KN.numpy().astype(np.float64)[: len(scale)]
+    np.testing.assert_allclose((scale[:, None] * stored**2).sum(0), all_rows.norms, rtol=1e-2)
+
+
+def test_a_killed_index_ends_with_the_same_bytes(place: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from budwood.store.files import read_json
+    from budwood.studies.verbs import run_verb
+
+    given = read_json(place / "10%" / "run.json")["given"]
+    out = place / "killed"
+    real = made.index_shard
+    calls: list[int] = []
+
+    def dies(arguments: dict[str, Any], part: Path) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        real(arguments, part)
+
+    monkeypatch.setattr(made, "index_shard", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run_verb("influence index", IndexConfig(**{**given, "out": out}), [str(tuned)])
+    monkeypatch.setattr(made, "index_shard", real)
+    run_verb("influence index", IndexConfig(**{**given, "out": out}), [str(tuned)])
+    for name in ("rows.npy", "norms.npy", "coordinates.safetensors"):
+        assert (out / "index" / name).read_bytes() == (place / "10%" / "index" / name).read_bytes()
+
+
+def test_questions_on_the_command_line(tuned: Path, budwood: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811
+    words = ["influence", "query", tuned, "--coordinates", "10%", "--calibration", 6, "--out", tmp_path / "i", *COMMON]
+    code, out, err = budwood(*words, "--text", "w9 w7 w12", "--json", "--exact", 3)
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["query"]["label"].endswith("(the model's answer)") and len(found["top"]) == 5
+    code, out, err = budwood(*words, "--text", "w9 w7 w12", "--label", "bad", "--top", 2)
+    assert code == 0 and "helps most 2" in out and "-> bad" in out and "ms the backward pass" in out
+    code, _, err = budwood(*words, "--text", "w9", "--label", "goood")
+    assert code == 2 and "Did you mean 'good'" in err
+    code, _, err = budwood(*words, "--text", " ")
+    assert code == 2 and "--text is empty" in err
+
+
+def test_wrong_shares_are_refused() -> None:
+    for text in ("0", "-3", "3x", "101%"):
+        with pytest.raises(ConfigError, match="--coordinates was given"):
+            wanted(text, 1000)

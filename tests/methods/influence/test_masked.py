@@ -1,0 +1,40 @@
+"""Scores over some weights alone: all weights give the whole score, two halves add up to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from budwood.methods.influence.factors import Setting
+from budwood.methods.influence.masked import mask_of, masked_scores, query_weights
+from budwood.params.tree import named
+from tests.methods.influence.toys import fit, scores, toy
+
+CFG = SimpleNamespace(measurement="margin")
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_masks_add_up(family: str, tmp_path: Path) -> None:
+    _, shop = toy(family)
+    factors = fit(shop, tmp_path)
+    settings = [Setting("identity"), Setting("diagonal", "0.1mean"), Setting("ekfac", "0.0001")]
+    whole = scores(shop, factors, settings, np.array([2]))
+    parameters = named(shop.model)
+    rng = torch.Generator().manual_seed(0)
+    first, second = {}, {}
+    for name in shop.parameters:
+        half = torch.rand(parameters[name].numel(), generator=rng) < 0.5
+        first[name], second[name] = half.nonzero()[:, 0], (~half).nonzero()[:, 0]
+    query = shop.train.take([2])
+    for setting, want in zip(settings, whole):
+        parts = []
+        for index in (first, second):
+            mask = mask_of(shop.maps, index)
+            asked = query_weights(shop, factors, setting, query, mask, CFG)
+            parts.append(masked_scores(shop, asked, mask))
+        assert np.abs(parts[0]).max() > 0
+        np.testing.assert_allclose(parts[0] + parts[1], want[0], rtol=1e-7, atol=1e-9 * np.abs(want).max())

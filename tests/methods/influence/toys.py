@@ -1,0 +1,127 @@
+"""Toy shops in float64, factors written to disk, and slow oracles of scores: dense gradients, dense inverses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budwood.config.influence import FitConfig
+from budwood.data.batch import Features
+from budwood.data.encoding import Encoding
+from budwood.data.task import Row, Task
+from budwood.methods.influence import factors as made
+from budwood.methods.influence.factors import Factors, Setting
+from budwood.methods.influence.fit import identity
+from budwood.methods.influence.moments import Basis, covariances, second_moments
+from budwood.methods.influence.pairs import Blocks, Meeting, Resident
+from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
+from budwood.methods.influence.workshop import Shop, shop_of
+from budwood.models.load import Loaded
+from budwood.models.reading import Reading, RowFeed
+from budwood.params import tree
+from budwood.store.files import write_text
+from tests.cases import PAD, Case, case
+from tests.oracles import grads_by_loop
+
+ALL = ("identity", "diagonal", "kfac", "ekfac")
+
+
+class Toy(Reading):
+    def feed(self, features: Features) -> Any:
+        return RowFeed(features, PAD)
+
+
+def reading_of(model: Any, objective: Any, labels: tuple[str, ...]) -> Toy:
+    kind = "label" if labels else "text"
+    task = Task("toy", kind, {"train": (Row("r"),)}, labels)
+    loaded = Loaded(model, None, None, 32, ())  # type: ignore[arg-type]
+    return Toy(loaded, task, "head", objective, Encoding(), None, None)
+
+
+def toy(family: str = "bert", objective: str = "head", rows: int = 6, **settings: Any) -> tuple[Case, Shop]:
+    """A toy case and its shop."""
+    c = case(family, objective, rows=rows)
+    labels = ("a", "b", "c") if objective == "head" else ()
+    settings = {"fisher": "empirical", "strategy": ALL, **settings}
+    return c, shop_of(reading_of(c.model, c.objective, labels), c.features, FitConfig(task="toy", **settings))
+
+
+def fit(shop: Shop, path: Path, order: np.ndarray | None = None) -> Factors:
+    """Factors of all strategies, as `fitted_on` would write them."""
+    order = np.arange(len(shop.train)) if order is None else order
+    covariance = made.means(made.merged([covariances(shop, order)]), shop.like.dtype)
+    tree.save(path / "covariance.safetensors", covariance, {})
+    tree.save(path / "eigen.safetensors", made.decompose(covariance), {})
+    bases = Factors(path, shop.maps, {}).bases
+    sums = second_moments(shop, order, bases, True)
+    tree.save(path / "moments.safetensors", {k: v / len(order) for k, v in sums.items()}, {})
+    facts = {"rows": len(order), "fit_rows": len(order), "evidence": {"best": 0.1}, **identity(shop)}
+    write_text(path / "factors.json", made.facts_json(shop.maps, facts))
+    return Factors.open(path)
+
+
+def scores(
+    shop: Shop,
+    factors: Factors,
+    settings: list[Setting],
+    queries: np.ndarray,
+    way: str | None = None,
+    question: str = "margin",
+    most: int = 256,
+    blocks: Blocks | None = None,
+) -> np.ndarray:
+    """score_SQN of all training rows by the fast path."""
+    work = Work(len(queries), len(shop.train), 8.0)
+    ready = precondition(factors, settings, work, way)
+    blocks = blocks or Resident(len(queries), shop.like)
+    query_blocks(shop, ready, shop.train, queries, measurement(shop.read.objective, question), blocks.put)
+    out = np.zeros((len(settings), len(queries), len(shop.train)))
+
+    def add(setting: int, m: Any, took: np.ndarray, score_BQ: Tensor) -> None:
+        out[setting][:, took] += score_BQ.T.numpy()
+
+    Meeting(shop, ready, blocks, len(queries), add)(shop.train, np.arange(len(shop.train)), most)
+    return out
+
+
+def gradients(c: Case, shop: Shop, value: Any = None) -> dict[str, Tensor]:
+    """grad_NOI of every map by one backward pass per row."""
+    found = grads_by_loop(c, range(len(shop.train)), value)
+    out = {}
+    for m in shop.maps:
+        weight = found[m.weight].transpose(1, 2) if m.kind == "conv1d" else found[m.weight].flatten(2)
+        out[m.name] = torch.cat([weight, found[m.bias][:, :, None]], 2) if m.bias else weight
+    return out
+
+
+def dense_scores(query: dict[str, Tensor], train: dict[str, Tensor], factors: Factors, setting: Setting) -> np.ndarray:
+    """score_QN with every block of the curvature written out as a matrix and inverted."""
+    total = 0.0
+    for name, u in query.items():
+        v = train[name]
+        flat_u, flat_v = u.flatten(1), v.flatten(1)
+        if setting.strategy == "identity":
+            total = total + flat_u @ flat_v.T
+            continue
+        damping = factors.damping(setting, name)
+        total = total + flat_u @ torch.linalg.solve(_dense(factors, setting, name, v, damping), flat_v.T)
+    return np.asarray(total)
+
+
+def _dense(factors: Factors, setting: Setting, name: str, v_NOI: Tensor, damping: float) -> Tensor:
+    size = v_NOI[0].numel()
+    if setting.strategy == "diagonal":
+        curvature = torch.diag(v_NOI.square().mean(0).flatten())
+    elif setting.strategy == "kfac":
+        m = factors.map(name)
+        curvature = torch.kron(factors.tensor(f"G/{name}"), factors.tensor(f"A/{m.source}"))
+    else:
+        b: Basis = factors.basis(name)
+        q = torch.kron(b.q_OO, b.q_II)
+        moments = (v_NOI.flatten(1) @ q).square().mean(0)
+        curvature = q @ torch.diag(moments) @ q.T
+    return curvature + damping * torch.eye(size, dtype=curvature.dtype)
