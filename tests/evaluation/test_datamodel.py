@@ -28,7 +28,9 @@ def test_lds_end_to_end(tuned: Place, tmp_path: Path, budwood: Callable[..., Any
     assert found["subsets"] == 6 and found["seeds"] == 2 and found["diverged"] == 0 and found["random"] is not None
     assert found["base_seeds"][0]["runs"] == 2 and 0 <= found["ceiling"] <= 1 and found["retrain_sd"] > 0
     truth = read_truth(Path("one"))
-    assert truth.mask_SN.sum(1).tolist() == [len(tuned.train_ids) // 2] * 6 and not list(Path("one").glob("retrains/*.s*"))
+    assert truth.mask_SN.sum(1).tolist() == [len(tuned.train_ids) // 2] * 6 and not list(
+        Path("one").glob("retrains/*.s*")
+    )
     assert {p.name for p in Path("one/figures").glob("*.png")} == {"lds.png", "predicted.png"}
     code, out, _ = budwood("validate", "lds", *tuned.words, "--truth", "one", "--scores", a, "--out", "two")
     assert code == 0 and "ekfac" in out and "above_random" in out

@@ -74,5 +74,7 @@ def test_bad_input(reviews: Path, budwood: Callable[..., Any], words: list[str],
 
 
 def test_tasks_without_labels_are_refused(budwood: Callable[..., Any]) -> None:
-    code, _, err = budwood("validate", "mislabel", "tiny-bert", "--task", "tiny-text", "--limit", 20, "--progress", "none")
+    code, _, err = budwood(
+        "validate", "mislabel", "tiny-bert", "--task", "tiny-text", "--limit", 20, "--progress", "none"
+    )
     assert code == 2 and "tasks with labels" in err

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from budwood.data.task import Row
 from budwood.evaluation.recall import habits
 from budwood.methods.influence.scores import Matrix, writing_scores
-from budwood.data.task import Row
 from tests.evaluation.conftest import Place
 
 

@@ -20,7 +20,9 @@ def test_random_rows_are_training_rows_of_the_label() -> None:
     labels_N = np.array(["0", "1"] * 50)
     order = same_label(labels_N, "1", 50, seed=0, query="q")
     assert set(labels_N[order]) == {"1"} and len(set(order.tolist())) == 50
-    assert np.array_equal(order[:20], same_label(labels_N, "1", 20, seed=0, query="q"))  # larger removals contain smaller
+    assert np.array_equal(
+        order[:20], same_label(labels_N, "1", 20, seed=0, query="q")
+    )  # larger removals contain smaller
     assert not np.array_equal(order, same_label(labels_N, "1", 50, seed=0, query="p"))
     assert len(same_label(labels_N, "1", 70, seed=0, query="q")) == 70
 
@@ -82,9 +84,7 @@ def test_counterfactual_and_brittleness_end_to_end(tuned: Place, tmp_path: Path,
         (["--remove", "5000", "--scores", "s"], "leaves nothing"),
     ],
 )
-def test_bad_input(
-    tuned: Place, tmp_path: Path, budwood: Callable[..., Any], words: list[str], says: str
-) -> None:
+def test_bad_input(tuned: Place, tmp_path: Path, budwood: Callable[..., Any], words: list[str], says: str) -> None:
     tuned.scores(tmp_path / "s")
     code, _, err = budwood("validate", "counterfactual", *tuned.words, *words)
     assert code == 2 and says in err

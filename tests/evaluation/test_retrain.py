@@ -51,9 +51,7 @@ def test_rows_left_out_do_not_matter(tuned: Place, tmp_path: Path) -> None:
     recipe, kept_N = recipe_of(tuned), np.arange(len(tuned.train_ids)) < 40
     few = outcome(done(recipe, kept_N, 1, tmp_path))
     shop = module.open_shop(recipe)
-    small = replace(
-        shop, rows=shop.rows[:40], features=shop.features.take(np.arange(40)), row_F=np.arange(40)
-    )
+    small = replace(shop, rows=shop.rows[:40], features=shop.features.take(np.arange(40)), row_F=np.arange(40))
     small.train(np.ones(40, dtype=bool), 1)
     assert np.array_equal(small.measure()["margin"], few.margin_Q)
 

@@ -16,7 +16,17 @@ from budwood.studies.verbs import run_verb
 TABLES = {
     "results": (
         *("scores", "lds", "low", "high", "above_random", "k", "removed", "flipped", "targets", "margin_drop"),
-        *("median_k", "never", "auc", "found_in_top_20", "found_in_top_10", "detection_area", "mrr", "same_class", "distinct_in_top"),
+        *(
+            "median_k",
+            "never",
+            "auc",
+            "found_in_top_20",
+            "found_in_top_10",
+            "detection_area",
+            "mrr",
+            "same_class",
+            "distinct_in_top",
+        ),
     ),
     "differences": ("first", "second", "value", "low", "high"),
     "base_seeds": ("scores", "runs", "mean", "sd"),

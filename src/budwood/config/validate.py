@@ -136,7 +136,8 @@ class MislabelConfig(JobsConfig, FinetuneConfig):
         0.1, gt=0, lt=0.5, description="Share of training rows whose label is replaced by another one."
     )
     by: Annotated[tuple[str, ...], Parameter(group=VALIDATION, negative="")] = Field(
-        ("ekfac", "identity"), description="Strategies of self-influence; loss, margin and confident come by themselves."
+        ("ekfac", "identity"),
+        description="Strategies of self-influence; loss, margin and confident come by themselves.",
     )
     damping: Annotated[str, Parameter(group=VALIDATION)] = Field("auto", description="Damping of self-influence.")
     folds: Annotated[int, Parameter(group=VALIDATION)] = Field(

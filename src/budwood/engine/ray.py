@@ -106,7 +106,9 @@ def reachable(address: str) -> None:
     """Answer within seconds whether anything listens there; Ray itself would wait for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"RAY_ADDRESS is '{address}', which is no HOST:PORT. Unset it to use a cluster of this machine.")
+        raise ConfigError(
+            f"RAY_ADDRESS is '{address}', which is no HOST:PORT. Unset it to use a cluster of this machine."
+        )
     try:
         socket.create_connection((host, int(port)), PATIENCE).close()
     except OSError as e:
@@ -115,7 +117,7 @@ def reachable(address: str) -> None:
 
 def _unreachable(address: str, why: str) -> ConfigError:
     return ConfigError(
-        f"No Ray cluster answers at RAY_ADDRESS={address} ({why}). Start one there with `ray start --head`, correct the "
+        f"No Ray cluster answers at RAY_ADDRESS={address} ({why}). Start one there (`ray start --head`), correct the "
         "address, unset it to use a cluster of this machine, or use --engine local."
     )
 
@@ -133,7 +135,7 @@ def _check_storage(directory: Path) -> None:
         note.unlink(missing_ok=True)
     if not seen:
         raise ConfigError(
-            f"The workers of the Ray cluster do not see {directory.resolve()}. Give an --out on storage that every node "
+            f"The workers of the Ray cluster do not see {directory.resolve()}. Give an --out that every node "
             "mounts at the same path."
         )
 

@@ -14,7 +14,7 @@ class Wish(Protocol):
 
     @property
     def engine(self) -> str:
-        """local or ray."""
+        """Local or ray."""
 
     @property
     def workers(self) -> int:

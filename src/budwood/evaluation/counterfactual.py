@@ -1,4 +1,4 @@
-"""`validate counterfactual` and `brittleness`: remove the rows said to help a prediction most, retrain, see if it flips.
+"""`validate counterfactual` and `brittleness`: remove the rows said to help a prediction most; does it flip?
 
 Every way of choosing rows goes through the same loop, and so does the baseline: random training rows of the same label.
 Shapes: Q queries, N training rows.
@@ -186,7 +186,7 @@ def _study(session: Session) -> Study:
     targets = np.flatnonzero(right_Q)[: cfg.targets].tolist()
     if not targets:
         raise StoreError(
-            f"None of the {len(queries)} queries is right under all {len(said)} base models, so no prediction can flip. "
+            f"None of the {len(queries)} queries is right under all {len(said)} base models, so none can flip. "
             "Score more queries, or train longer."
         )
     labels_N = np.array([repr(r.label) for r in fleet.task.rows("train")])

@@ -119,7 +119,9 @@ def grow(session: Session, fleet: Fleet, matrices: Sequence[Scored]) -> Truth:
             fleet.run([j for own in jobs[first : first + size] for j in own], finished)
             grown = _gathered(fleet, jobs[: first + size], mask_SN)
             if cfg.until_se is not None and note.se(grown) <= cfg.until_se:
-                session.progress.say(f"{len(grown.mask_SN)} subsets give a standard error of {note.se(grown):.3f}: enough")
+                session.progress.say(
+                    f"{len(grown.mask_SN)} subsets give a standard error of {note.se(grown):.3f}: enough"
+                )
                 break
     return grown
 
@@ -149,7 +151,9 @@ class _Estimate:
         score_QN: np.ndarray | None,
     ) -> None:
         self.fleet, self.jobs, self.mask_SN, self.scored, self.score_QN = fleet, jobs, mask_SN, scored, score_QN
-        self.columns = [i for i, q in enumerate(fleet.recipe.queries) if q in set(_known(fleet, scored))] if scored else []
+        self.columns = (
+            [i for i, q in enumerate(fleet.recipe.queries) if q in set(_known(fleet, scored))] if scored else []
+        )
         self.every = max(1, len(jobs) * len(jobs[0]) // 25)
         self.last = ""
 
@@ -186,7 +190,7 @@ def lay(truth: Truth, matrices: Sequence[Scored]) -> tuple[Truth, dict[str, np.n
     asked = [q for q in common_queries(matrices) if q in measured]
     if not asked:
         raise StoreError(
-            f"None of the queries of {matrices[0].run} was measured in this ground truth (it has {len(measured)}, such as "
+            f"None of the queries of {matrices[0].run} was measured in this ground truth ({len(measured)}, such as "
             f"'{truth.query_ids[0]}'). Score those queries, or retrain without --truth."
         )
     return truth.queries([measured[q] for q in asked]), {m.name: m.aligned(asked, truth.train_ids) for m in matrices}

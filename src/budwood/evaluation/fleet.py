@@ -65,7 +65,8 @@ def check_some(outcomes: Sequence[Outcome], what: str) -> int:
     lost = sum(o.diverged for o in outcomes)
     if outcomes and lost == len(outcomes):
         raise ModelError(
-            f"All {lost} {what} diverged (their loss became infinite), so nothing can be checked. Fine-tune with a lower "
+            f"All {lost} {what} diverged (their loss became infinite), so nothing can be checked. Fine-tune with a "
+            "lower "
             "--learning-rate and check that run."
         )
     return lost

@@ -175,6 +175,6 @@ def check_subsets(found: int, least: int = 2) -> None:
     """Refuse a rank correlation over too few subsets."""
     if found < least:
         raise ConfigError(
-            f"A rank correlation over {found} subset{'s' * (found != 1)} says nothing; at least {least} are needed here. "
+            f"A rank correlation over {found} subset{'s' * (found != 1)} says nothing; at least {least} are needed. "
             "Set --subsets higher, or wait for more retrains."
         )

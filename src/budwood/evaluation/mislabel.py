@@ -152,9 +152,7 @@ def read_itself(run: Path, strategies: tuple[str, ...], train_ids: list[str]) ->
 def _fleet(session: Session, tuned: Path) -> Fleet:
     recipe = Recipe.of_run(tuned, str(tuned))
     task = recipe.task()
-    return Fleet(
-        recipe.asking([r.id for r in task.rows("train")]), task, session.run.file("retrains"), session.cfg
-    )
+    return Fleet(recipe.asking([r.id for r in task.rows("train")]), task, session.run.file("retrains"), session.cfg)
 
 
 def _said(session: Session, fleet: Fleet) -> tuple[Outcome, np.ndarray]:

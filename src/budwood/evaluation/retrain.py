@@ -66,7 +66,7 @@ class Recipe:
         if manifest.get("verb") != "finetune":
             what = f"a run of '{manifest['verb']}'" if manifest.get("verb") else "no run"
             raise ModelError(
-                f"'{name}' is {what}; retraining repeats the recipe of a `finetune` run. Fine-tune first, then give that "
+                f"'{name}' is {what}; retraining repeats the recipe of a `finetune` run. Fine-tune, then give that "
                 "run's directory."
             )
         quiet = {"out": None, "config": None, "progress": "none", "dry_run": False, "overwrite": False}

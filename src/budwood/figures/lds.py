@@ -22,7 +22,12 @@ def lds_bars(
     place = np.arange(len(names))[::-1]
     axes.barh(place, value, height=0.62)
     axes.errorbar(
-        value, place, xerr=[np.maximum(value - low, 0), np.maximum(high - value, 0)], fmt="none", ecolor="#1f2430", capsize=3
+        value,
+        place,
+        xerr=[np.maximum(value - low, 0), np.maximum(high - value, 0)],
+        fmt="none",
+        ecolor="#1f2430",
+        capsize=3,
     )
     axes.axvline(random, color=GREY, lw=1, ls=":")
     axes.text(random, len(names) - 0.45, "random", color=GREY, ha="center", va="bottom", fontsize=8)
@@ -39,9 +44,7 @@ def lds_bars(
 
 def predicted_measured(axes: Any, pred_QS: np.ndarray, margin_QS: np.ndarray, title: str) -> dict[str, list[float]]:
     """Summed scores against measured margins, each query in its own standard units."""
-    scaled = [
-        (x - x.mean(1, keepdims=True)) / np.maximum(x.std(1, keepdims=True), 1e-30) for x in (pred_QS, margin_QS)
-    ]
+    scaled = [(x - x.mean(1, keepdims=True)) / np.maximum(x.std(1, keepdims=True), 1e-30) for x in (pred_QS, margin_QS)]
     pred, margin = (x.ravel() for x in scaled)
     every = max(1, len(pred) // 4000)
     axes.scatter(pred[::every], margin[::every], s=5, alpha=0.25, lw=0)

@@ -15,7 +15,9 @@ def flip_curves(axes: Any, results: Sequence[Mapping[str, Any]], title: str) -> 
         k = [r["k"] for r in own]
         dull = {"color": "#8a8f99", "ls": "--"} if name.startswith("random") else {}
         (line,) = axes.plot(k, [r["share"] for r in own], marker="o", ms=4, lw=1.6, label=name, **dull)
-        axes.fill_between(k, [r["low"] for r in own], [r["high"] for r in own], color=line.get_color(), alpha=0.13, lw=0)
+        axes.fill_between(
+            k, [r["low"] for r in own], [r["high"] for r in own], color=line.get_color(), alpha=0.13, lw=0
+        )
     axes.set(xlabel="training rows removed", ylabel="share of targets flipped", ylim=(0, 1))
     axes.set_title(title, fontsize=9.5)
     axes.legend(loc="upper left")
