@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: env demo test lint format bench show-01 clean
+.PHONY: env demo test lint format bench show-01 show-06 clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +46,13 @@ bench: env
 
 show-01: env
 	$(BIN)/python benchmarks/show_01.py
+
+# Ray is an extra: what needs it is skipped by name without `make ray`
+ray: env
+	$(PIP) -e '.[ray]'
+
+show-06: env
+	$(BIN)/python benchmarks/show_06.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
