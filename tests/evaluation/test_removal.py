@@ -59,7 +59,7 @@ def test_both_searches_find_the_smallest_removal(bisect: bool, tmp_path: Path) -
 def test_counterfactual_and_brittleness_end_to_end(tuned: Place, tmp_path: Path, budwood: Callable[..., Any]) -> None:
     scores = tuned.scores(tmp_path / "s")
     few = ["--remove", "20%,60%", "--targets", 2, "--base-seeds", 2, "--repeats", 1, "--scores", scores]
-    code, out, err = budwood("validate", "counterfactual", *tuned.words, *few, "--group", "--json")
+    code, out, err = budwood("validate", "counterfactual", *tuned.words, *few, "--together", "--json")
     assert code == 0, err
     found = json.loads(out)
     rows = len(tuned.train_ids)

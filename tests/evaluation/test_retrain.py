@@ -77,3 +77,32 @@ def test_what_cannot_be_retrained_is_refused(tuned: Place, tmp_path: Path) -> No
         job(recipe, np.zeros(4, dtype=bool), 0, tmp_path)
     with pytest.raises(DataError, match="no rows of task"):
         find_rows(recipe.task(), ["nobody"])
+
+
+@pytest.mark.parametrize("freeze", [("embeddings", "layers:2"), ("embeddings", "layers:3")])
+def test_frozen_layers_are_run_once_and_give_the_same(tuned: Place, tmp_path: Path, freeze: tuple[str, ...]) -> None:
+    from dataclasses import replace
+
+    from budwood.evaluation import retrain as module
+
+    recipe = recipe_of(tuned)
+    settings = {**recipe.settings, "freeze": freeze}
+    shop = module.open_shop(Recipe(recipe.base, settings, recipe.rows, recipe.queries))
+    assert shop.states is not None and shop.states.depth == int(freeze[1][-1])
+    kept_N = np.arange(len(tuned.train_ids)) % 3 > 0
+    shop.train(kept_N, 1)
+    fast = shop.measure()["margin"]
+    slow = replace(shop, states=None)
+    slow.train(kept_N, 1)
+    assert np.allclose(slow.measure()["margin"], fast, atol=1e-4)
+    slow.train(~kept_N, 1)
+    assert not np.allclose(slow.measure()["margin"], fast, atol=1e-3)
+
+
+def test_nothing_is_reused_where_something_below_changes(tuned: Place) -> None:
+    from budwood.evaluation import retrain as module
+
+    recipe = recipe_of(tuned)
+    for changed in ({"freeze": ("layers:2",)}, {"freeze": ("embeddings", "layers:2"), "dropout": 0.1}, {}):
+        shop = module.open_shop(Recipe(recipe.base, {**recipe.settings, **changed}, recipe.rows, recipe.queries))
+        assert shop.states is None, changed

@@ -85,7 +85,7 @@ class RemovalConfig(ScoredConfig, DataConfig, JobsConfig, RunConfig):
     bisect: Annotated[Switch, Parameter(group=VALIDATION)] = Field(
         False, description="Search the smallest removal that flips by halving, not upwards: fewer retrains."
     )
-    group: Annotated[Switch, Parameter(group=VALIDATION)] = Field(
+    together: Annotated[Switch, Parameter(group=VALIDATION)] = Field(
         False, description="Also the fall of the mean margin when rows that help all queries are removed together."
     )
 

@@ -41,7 +41,7 @@ def validate_counterfactual(session: Session) -> dict[str, Any]:
             row = {"scores": name, "k": k, "flipped": flipped, "targets": len(first), "low": low, "high": high}
             results.append({**row, "share": flipped / len(first)})
     metrics = {**study.facts(), "results": results}
-    if session.cfg.group:
+    if session.cfg.together:
         metrics["group"] = study.group()
     with drawing() as axes:
         title = f"Rows removed and predictions flipped, {session.models[0].name} on {session.task.name}"

@@ -39,7 +39,7 @@ def counterfactual(cfg: RemovalConfig, models: tuple[ModelRef, ...], task: Task)
     counts = removals(cfg.remove, len(recipe.task().rows("train")))
     steps = len(counts).bit_length() if cfg.bisect else len(counts)
     most = min(cfg.targets, len(queries)) * (len(matrices) + 1) * steps * cfg.repeats + cfg.base_seeds
-    most += (len(matrices) + 1) * len(counts) * cfg.repeats * cfg.group
+    most += (len(matrices) + 1) * len(counts) * cfg.repeats * cfg.together
     return {**_fleet(cfg, models[0], queries, 1.0, most, None), "at_most": True}
 
 

@@ -26,6 +26,7 @@ from budwood.data.source import load_task
 from budwood.data.task import Row, Task
 from budwood.engine.jobs import Job
 from budwood.errors import ConfigError, DataError, ModelError, StoreError, nearest
+from budwood.evaluation.frozen import FeedOfStates, States, keep_states, starting_at
 from budwood.methods.finetune import holding, replayed, training_rows
 from budwood.methods.session import RUNS
 from budwood.models.load import load, random_weights
@@ -159,6 +160,7 @@ class Shop:
     asked: Features
     query_F: np.ndarray
     start: Mapping[str, Tensor]
+    states: States | None
 
     def train(self, kept_N: np.ndarray, seed: int, steps: int | None = None) -> None:
         """The recipe on the kept rows; the model holds the result. `steps` cuts it short, to time it."""
@@ -172,14 +174,20 @@ class Shop:
         if selection:
             ids = {r.id for r in train_rows}
             kept_N = kept_N & np.array([r.id in ids for r in self.rows])
-        features = self.features.take(np.flatnonzero(kept_N[self.row_F]))
+        member = np.flatnonzero(kept_N[self.row_F])
+        features = self.features.take(member)
         plan = make_plan(cfg, len(features), int(model.config.hidden_size), seed)
         penalty, _ = make_penalty(model, holding(cfg))
         terms = Terms(penalty=penalty, replay=replayed(cfg, self.read.loaded))
         select = None
         if plan.eval_steps:
             select = lambda: goodness(evaluate(self.read, selection, cfg).metrics)  # noqa: E731
-        fit(model, self.read.objective, self.read.feed(features), plan, Keeping(select=select), terms)
+        keeping, feed = Keeping(select=select), self.read.feed(features)
+        if self.states is None or select or terms.replay or self.cfg.init == "random":
+            fit(model, self.read.objective, feed, plan, keeping, terms)
+            return
+        with starting_at(model, self.states):
+            fit(model, self.read.objective, FeedOfStates(feed, self.states, member), plan, keeping, terms)
 
     def _restart(self, seed: int) -> None:
         """Base weights back in place; those no checkpoint has are drawn from the seed."""
@@ -229,7 +237,8 @@ def _open(text: str) -> Shop:
     places = {r.id: i for i, r in enumerate(rows)}
     row_F = np.array([places[i] for i in features.ids])
     number = {q: i for i, q in enumerate(recipe.queries)}
-    return Shop(recipe, cfg, read, rows, features, row_F, asked, np.array([number[i] for i in asked.ids]), start)
+    query_F = np.array([number[i] for i in asked.ids])
+    return Shop(recipe, cfg, read, rows, features, row_F, asked, query_F, start, keep_states(read, features))
 
 
 def open_shop(recipe: Recipe) -> Shop:
