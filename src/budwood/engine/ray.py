@@ -19,6 +19,7 @@ from budwood.engine.jobs import Job, JobError, call, missing
 from budwood.errors import ConfigError
 
 PATIENCE = 5.0  # seconds a cluster may take to answer
+STARTS = 4  # tries to start one
 
 
 def run_jobs(
@@ -94,12 +95,31 @@ def cluster(workers: int) -> Iterator[None]:
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
             raise _unreachable(address, str(e).splitlines()[0]) from e
     else:
-        env = {"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
-        ray.init(address="local", num_cpus=workers, include_dashboard=False, runtime_env=env, **quiet)
+        _start(workers, quiet)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start(workers: int, quiet: dict[str, Any]) -> None:
+    """A cluster of this machine; Ray gives its own processes 30 s, which a busy machine may need several times."""
+    import ray
+
+    env = {"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(address="local", num_cpus=workers, include_dashboard=False, runtime_env=env, **quiet)
+            return
+        except Exception as e:  # Ray raises the bare class here
+            ray.shutdown()
+            if "timed out during startup" not in str(e):
+                raise
+            if not left:
+                raise ConfigError(
+                    f"Ray did not start within {STARTS} x 30 s: this machine is too busy. Try again later, or use "
+                    "--engine local."
+                ) from e
 
 
 def reachable(address: str) -> None:

@@ -26,6 +26,7 @@ from budwood.errors import ModelError
 from budwood.models.mode import in_mode
 from budwood.models.objective import Objective
 from budwood.store.files import writing
+from budwood.train.ranks import Ranks, ranks
 from budwood.train.step import Rule, clip, initial_state, rate, update
 
 
@@ -150,14 +151,17 @@ def fit(
         raise ModelError("Nothing is left to train: --freeze and --train-only exclude every parameter.")
     state = initial_state(plan.rule, params)
     history, done, best = _resume(keeping.state, plan, params, state)
+    group = ranks()
+    done = group.alike({**{f"p:{n}": p for n, p in params.items()}, **state}, done)
     if done:
         keeping.resumed(done)
     pause, saved_at = keeping.every, time.monotonic()
     with training(model):
-        for turn in _turns(feed.lengths_N, plan, done):
+        for turn in _turns(feed.lengths_N, plan, done, group):
             step = turn.step
             loss = _gradients(model, objective, feed, plan, turn, terms)
             grads = {n: p.grad for n, p in params.items() if p.grad is not None}
+            grads, loss = group.summed(grads, params, loss)
             if terms.penalty is not None:
                 loss += terms.penalty(params, grads)
             _check(loss, step)
@@ -191,9 +195,10 @@ class Turn:
     step: int
     epoch: int
     index_B: np.ndarray
+    group: Ranks = field(default_factory=Ranks)
 
 
-def _turns(lengths_N: np.ndarray, plan: Plan, done: int) -> Iterator[Turn]:
+def _turns(lengths_N: np.ndarray, plan: Plan, done: int, group: Ranks) -> Iterator[Turn]:
     """Every update from `done` on."""
     size = plan.batch_size * plan.accumulation
     per_epoch = -(-len(lengths_N) // size)
@@ -201,7 +206,7 @@ def _turns(lengths_N: np.ndarray, plan: Plan, done: int) -> Iterator[Turn]:
         for i, index in enumerate(training_batches(lengths_N, size, plan.seed, epoch)):
             step = epoch * per_epoch + i
             if done <= step < plan.steps:
-                yield Turn(step, epoch, index)
+                yield Turn(step, epoch, index, group)
 
 
 def _gradients(
@@ -215,9 +220,11 @@ def _gradients(
     """Fill .grad with the gradient of the mean loss over the rows of one update; returns that loss."""
     model.zero_grad(set_to_none=True)
     total, count = 0.0, len(turn.index_B)
-    for part, rows in enumerate(np.array_split(turn.index_B, min(plan.accumulation, count))):
+    share_B, rank = turn.group.share(turn.index_B), turn.group.rank
+    for part, rows in enumerate(np.array_split(share_B, min(plan.accumulation, len(share_B))) if len(share_B) else ()):
         batch = feed(rows, turn.epoch)
-        torch.manual_seed(seed_of(plan.seed, "step", turn.step, part))  # dropout of this update, whoever runs it
+        # dropout of this update, whoever runs it; other ranks have other rows and need other masks
+        torch.manual_seed(seed_of(plan.seed, "step", turn.step, part, *([rank] if rank else [])))
         loss_B = objective.loss(objective.logits(model, batch), objective.targets(batch))
         if terms.weights_N is not None:
             loss_B = loss_B * torch.as_tensor(terms.weights_N[rows], dtype=loss_B.dtype, device=loss_B.device)
@@ -228,7 +235,7 @@ def _gradients(
         again = terms.replay
         batch = again.feed(again.draw(plan.seed, turn.step), turn.epoch)
         loss_B = again.objective.loss(again.objective.logits(model, batch), again.objective.targets(batch))
-        loss = again.weight * loss_B.mean()
+        loss = again.weight * loss_B.mean() / turn.group.size
         loss.backward()
         total += float(loss.detach())
     return total
