@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from budwood.config.data import DataConfig
 from budwood.config.finetune import FinetuneConfig
 from budwood.config.influence import SelfConfig
 from budwood.config.validate import MislabelConfig
@@ -111,10 +112,11 @@ def _yaml(task: Task) -> str:
 def _tuned(session: Session, sheet: Path) -> Path:
     """The model fine-tuned on the noisy rows, as a run inside this one."""
     cfg: MislabelConfig = session.cfg
-    known = FinetuneConfig.model_fields
-    given = {k: v for k, v in cfg.model_dump().items() if k in known}
-    fresh = {"task": str(sheet), "out": session.run.file("finetune"), "limit": None, "limit_eval": None, "shots": None}
-    own = FinetuneConfig(**{**given, **fresh, "config": None, "json_output": False})
+    plain = DataConfig(task=str(sheet), data_seed=cfg.data_seed, offline=True).model_dump()  # its files and columns
+    given = {k: v for k, v in cfg.model_dump().items() if k in FinetuneConfig.model_fields}
+    own = FinetuneConfig(
+        **{**given, **plain, "out": session.run.file("finetune"), "config": None, "json_output": False}
+    )
     return carry_out("finetune", own, [session.models[0].text], finetune).run
 
 
