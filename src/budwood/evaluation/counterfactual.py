@@ -40,7 +40,8 @@ def validate_counterfactual(session: Session) -> dict[str, Any]:
             low, high = accuracy_interval(flipped, len(first))
             row = {"scores": name, "k": k, "flipped": flipped, "targets": len(first), "low": low, "high": high}
             results.append({**row, "share": flipped / len(first)})
-    metrics = {**study.facts(), "results": results}
+    most = next(r["share"] for r in results if r["k"] == study.counts[-1])
+    metrics = {**study.facts(), "metric": "share_flipped", "score": most, "results": results}
     if session.cfg.together:
         metrics["group"] = study.group()
     with drawing() as axes:

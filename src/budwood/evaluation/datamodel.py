@@ -42,6 +42,8 @@ def validate_lds(session: Session) -> dict[str, Any]:
     lost = whole.diverged
     metrics: dict[str, Any] = {
         "n": truth.margin_SRQ.shape[2],
+        "metric": "lds",
+        "score": results[0]["lds"] if results else None,
         "results": results,
         "subsets": len(truth.mask_SN),
         "seeds": truth.margin_SRQ.shape[1],
@@ -247,11 +249,11 @@ def _spread(matrices: Sequence[Scored], results: Sequence[dict[str, Any]]) -> li
 def _draw(session: Session, truth: Truth, laid: dict[str, np.ndarray], metrics: dict[str, Any]) -> None:
     where = f"{session.models[0].name} on {session.task.name}"
     with drawing(height=1.6 + 0.34 * len(laid)) as axes:
-        title = f"Do scores foresee retraining? {where}, {metrics['subsets']} subsets x {metrics['seeds']}"
+        title = f"Do scores foresee retraining?\n{where}, {metrics['subsets']} subsets x {metrics['seeds']}"
         table = lds_bars(axes, metrics["results"], metrics["ceiling"], metrics["random"], title)
         save(axes.figure, session.run.file("figures", "lds"), table)
     best = max(metrics["results"], key=lambda r: r["lds"])["scores"]
     with drawing(4.6, 4.2) as axes:
         pred_QS = lds.predicted(truth.mask_SN, laid[best])
-        table = predicted_measured(axes, pred_QS, truth.mean_SQ().T, f"{best}: predicted and measured, {where}")
+        table = predicted_measured(axes, pred_QS, truth.mean_SQ().T, f"{best}: predicted and measured\n{where}")
         save(axes.figure, session.run.file("figures", "predicted"), table)

@@ -55,7 +55,15 @@ def validate_mislabel(session: Session) -> dict[str, Any]:
         save(axes.figure, session.run.file("figures", "detection"), table)
     for file in fleet.directory.glob("*.safetensors"):
         file.unlink()
-    return {"n": len(wrong_N), "planted": int(wrong_N.sum()), "results": results, "folds": cfg.folds}
+    return {
+        "n": len(wrong_N),
+        "split": "train",
+        "metric": "auc",
+        "score": results[0]["auc"],
+        "planted": int(wrong_N.sum()),
+        "results": results,
+        "folds": cfg.folds,
+    }
 
 
 def plant(task: Task, cfg: MislabelConfig, folder: Path) -> tuple[Path, np.ndarray]:

@@ -37,7 +37,7 @@ def lds_bars(
     axes.set_yticks(place, names)
     axes.set_ylim(-0.6, len(names) - 0.1)
     axes.set(xlabel="linear datamodelling score (mean rank correlation over queries)")
-    axes.set_title(title, fontsize=9, pad=10)
+    axes.set_title(title, fontsize=9, pad=14)
     axes.grid(axis="y", visible=False)
     return {"scores": names, "lds": value.tolist(), "low": low.tolist(), "high": high.tolist()}
 

@@ -36,6 +36,7 @@ def smallest_bars(
         axes.bar(np.arange(len(steps)) + (i - (len(found) - 1) / 2) * width, number, width, label=name, **dull)
     axes.set_xticks(range(len(steps)), [*map(str, counts), "never"])
     axes.set(xlabel="smallest removal that flips", ylabel="targets")
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_title(title, fontsize=9.5)
     axes.legend()
     table: dict[str, list[Any]] = {"removed": [*counts, "never"]}
