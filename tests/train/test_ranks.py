@@ -62,6 +62,10 @@ def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     assert all(np.allclose(a[k], b[k], atol=1e-5) for k in a)
     assert len([line for line in two.stdout.splitlines() if line.startswith("{")]) == 1  # one process speaks
     assert json.loads(two.stdout)["accuracy"] == json.loads(one.stdout)["accuracy"]
+    parts = torchrun(tmp_path, *words, "--out", "parts", "--parallel", "fsdp")
+    assert parts.returncode == 0, parts.stderr[-2000:]
+    c = load_file(tmp_path / "parts" / "model" / "model.safetensors")
+    assert all(np.allclose(a[k], c[k], atol=1e-5) for k in a)
     again = torchrun(tmp_path, *words, "--out", "two")
     assert again.returncode == 0 and "Nothing to do" in again.stderr
     refused = torchrun(tmp_path, "fisher", "two", "--task", "reviews.csv")

@@ -84,7 +84,7 @@ NEUTRAL = frozenset(
             "test_file",
             "trust_remote_code",
         ),
-        *("eval_batch_size", "engine", "workers"),
+        *("eval_batch_size", "engine", "workers", "parallel"),
     }
 )
 

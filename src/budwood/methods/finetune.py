@@ -27,6 +27,7 @@ from budwood.train.evaluate import Evaluation, evaluate, goodness
 from budwood.train.fit import History, Keeping, Plan, Replay, Terms, fit
 from budwood.train.penalty import Holding, make_penalty
 from budwood.train.plan import device_for, make_plan, prepare_model
+from budwood.train.ranks import ranks, sharded
 
 
 def finetune(session: Session) -> dict[str, Any]:
@@ -159,7 +160,25 @@ def _train(
         keeping = Keeping(
             state=state, every=every, checkpoint=checkpoint, select=select, advance=bar.advance, resumed=bar.resumed
         )
+        if cfg.parallel == "fsdp" and ranks().size > 1:
+            _check_sharded(read, keeping, plan, terms)
+            with sharded(model) as parts:
+                return fit(parts, read.objective, read.feed(features), plan, replace(keeping, state=None), terms)
         return fit(model, read.objective, read.feed(features), plan, keeping, terms)
+
+
+def _check_sharded(read: Reading, keeping: Keeping, plan: Plan, terms: Terms) -> None:
+    """Refuse what needs whole weights while they lie in parts."""
+    wants = {
+        "--checkpoint best": keeping.select is not None,
+        "--save-steps": plan.save_steps is not None,
+        "--replay": terms.replay is not None,
+        "a penalty (EWC, --l1-to-base, --l2-to-base)": terms.penalty is not None,
+        f"--mode {read.mode}": read.mode not in ("head", "span"),
+    }
+    asked = [what for what, wanted in wants.items() if wanted]
+    if asked:
+        raise ConfigError(f"--parallel fsdp does not go with {asked[0]}. Use --parallel ddp.")
 
 
 def _scored(session: Session, read: Reading, rows: tuple[Row, ...], stage: str) -> Evaluation:

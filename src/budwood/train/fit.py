@@ -149,9 +149,10 @@ def fit(
     params = trainable(model)
     if not params:
         raise ModelError("Nothing is left to train: --freeze and --train-only exclude every parameter.")
-    state = initial_state(plan.rule, params)
+    group = ranks(model)
+    held = group.own(params)
+    state = initial_state(plan.rule, held)
     history, done, best = _resume(keeping.state, plan, params, state)
-    group = ranks()
     done = group.alike({**{f"p:{n}": p for n, p in params.items()}, **state}, done)
     if done:
         keeping.resumed(done)
@@ -165,9 +166,9 @@ def fit(
             if terms.penalty is not None:
                 loss += terms.penalty(params, grads)
             _check(loss, step)
-            norm = clip(grads, plan.max_grad_norm)
+            norm = clip(grads, plan.max_grad_norm, group.norm(grads))
             lr = rate(step, plan.steps, plan.learning_rate, plan.warmup, plan.schedule)
-            update(plan.rule, params, grads, state, lr, step + 1)
+            update(plan.rule, held, grads, state, lr, step + 1)
             history.add(step + 1, loss, lr, norm, plan)
             if keeping.select and plan.eval_steps and ((step + 1) % plan.eval_steps == 0 or step + 1 == plan.steps):
                 best = _select(keeping.select, model, params, history, step + 1) or best
