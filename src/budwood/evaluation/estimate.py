@@ -11,8 +11,8 @@ from budwood.config.finetune import FinetuneConfig
 from budwood.config.validate import LdsConfig, MislabelConfig, RecallConfig, RemovalConfig
 from budwood.data.task import Task
 from budwood.engine.jobs import one_thread
-from budwood.errors import ConfigError
 from budwood.evaluation.counterfactual import removals
+from budwood.evaluation.fleet import same_task
 from budwood.evaluation.matrices import common_queries, open_scores
 from budwood.evaluation.retrain import Recipe, open_shop
 from budwood.methods.estimate import finetune as estimate_finetune
@@ -28,7 +28,7 @@ def lds(cfg: LdsConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, A
     if cfg.truth is not None:
         return {"retrains": 0, "seconds": 5.0}
     matrices = open_scores(cfg.scores, cfg.only)
-    return _fleet(cfg, models[0], common_queries(matrices), cfg.fraction, cfg.subsets * cfg.repeats, cfg.queries)
+    return _fleet(cfg, models[0], task, common_queries(matrices), cfg.subsets * cfg.repeats)
 
 
 def counterfactual(cfg: RemovalConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def counterfactual(cfg: RemovalConfig, models: tuple[ModelRef, ...], task: Task)
     steps = len(counts).bit_length() if cfg.bisect else len(counts)
     most = min(cfg.targets, len(queries)) * (len(matrices) + 1) * steps * cfg.repeats + cfg.base_seeds
     most += (len(matrices) + 1) * len(counts) * cfg.repeats * cfg.together
-    return {**_fleet(cfg, models[0], queries, 1.0, most, None), "at_most": True}
+    return {**_fleet(cfg, models[0], task, queries, most), "at_most": True}
 
 
 brittleness = counterfactual
@@ -60,15 +60,13 @@ def mislabel(cfg: MislabelConfig, models: tuple[ModelRef, ...], task: Task) -> d
     return {**figures, "retrains": trained, "seconds": round(figures["seconds"] * (trained + 1.5), 1)}
 
 
-def _fleet(
-    cfg: Any, model: ModelRef, queries: list[str], fraction: float, retrains: int, first: int | None
-) -> dict[str, Any]:
+def _fleet(cfg: Any, model: ModelRef, given: Task, queries: list[str], retrains: int) -> dict[str, Any]:
     recipe = Recipe.of_run(model.run, model.text)
-    if recipe.cfg.task != cfg.task:
-        raise ConfigError(f"--task {cfg.task} was given, and the run was trained on {recipe.cfg.task}. Give that task.")
-    task = recipe.task()
+    task = same_task(recipe, model.text, given)
     rows = task.rows("train")
+    first = getattr(cfg, "queries", None)
     shop = open_shop(recipe.asking(queries or [r.id for r in task.rows(task.reported)[:first]]))
+    fraction = getattr(cfg, "fraction", 1.0)  # removal leaves nearly all rows
     kept_N = np.arange(len(rows)) < max(1, round(fraction * len(rows)))
     with one_thread():
         seconds = [_timed(shop, kept_N, steps) for steps in (FEW, FEW, MORE)][1:]

@@ -32,12 +32,7 @@ class Fleet:
         """The fleet of the fine-tune run a session was given; without queries, the first rows reported on."""
         model = session.models[0]
         recipe = Recipe.of_run(model.run, model.text)
-        if recipe.cfg.task != session.cfg.task:
-            raise ConfigError(
-                f"--task {session.cfg.task} was given, and the run '{model.text}' was trained on {recipe.cfg.task}. "
-                "Retraining repeats its recipe: give that task."
-            )
-        task = recipe.task()
+        task = same_task(recipe, model.text, session.task)
         asked = list(queries) or [r.id for r in task.rows(task.reported)[:first]]
         return cls(recipe.asking(asked), task, session.run.file("retrains"), session.cfg)
 
@@ -58,6 +53,17 @@ class Fleet:
     def outcomes(self, jobs: Sequence[Job]) -> list[Outcome]:
         """What they say."""
         return [outcome(j) for j in jobs]
+
+
+def same_task(recipe: Recipe, run: str, given: Task) -> Task:
+    """The recipe's own rows; a task that was given and is another one is refused."""
+    task = recipe.task()
+    if task.name != given.name:
+        raise ConfigError(
+            f"--task {given.name} was given, and the run '{run}' was trained on {recipe.cfg.task}. Retraining repeats its "
+            "recipe: give that task."
+        )
+    return task
 
 
 def check_some(outcomes: Sequence[Outcome], what: str) -> int:

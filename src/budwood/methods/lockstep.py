@@ -10,7 +10,7 @@ from typing import Any
 
 from budwood.errors import ConfigError
 from budwood.methods.result import Result
-from budwood.methods.session import Session
+from budwood.methods.session import Method, Session
 from budwood.train.ranks import joined, tell
 
 
@@ -18,7 +18,7 @@ from budwood.train.ranks import joined, tell
 class Announced:
     """A method that tells the other processes to begin when it begins itself."""
 
-    method: Callable[[Session], dict[str, Any]]
+    method: Method
     begun: bool = False
 
     def __call__(self, session: Session) -> dict[str, Any]:
@@ -30,8 +30,8 @@ class Announced:
 def in_step(
     verb: str,
     cfg: Any,
-    method: Callable[[Session], dict[str, Any]],
-    carry: Callable[[Any, Callable[[Session], dict[str, Any]]], Result],
+    method: Method,
+    carry: Callable[[Any, Method], Result],
 ) -> Result | None:
     """`carry` in all processes of a torchrun group; the result in the first one, None in the others."""
     if verb != "finetune":
