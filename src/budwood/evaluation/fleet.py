@@ -60,8 +60,8 @@ def same_task(recipe: Recipe, run: str, given: Task) -> Task:
     task = recipe.task()
     if task.name != given.name:
         raise ConfigError(
-            f"--task {given.name} was given, and the run '{run}' was trained on {recipe.cfg.task}. Retraining repeats its "
-            "recipe: give that task."
+            f"--task {given.name} was given, and the run '{run}' was trained on {recipe.cfg.task}. Give that task: "
+            "retraining repeats its recipe."
         )
     return task
 
