@@ -114,7 +114,11 @@ def test_the_loss_of_a_node_is_survived(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": path}
     env |= {"RAY_USAGE_STATS_ENABLED": "0"}
-    subprocess.run([sys.executable, "-c", NODES, str(tmp_path)], env=env, cwd=ROOT, check=True, capture_output=True)
+    command = [sys.executable, "-c", NODES, str(tmp_path)]
+    done = subprocess.run(command, env=env, cwd=ROOT, check=False, capture_output=True, text=True)
+    if "timed out during startup" in done.stderr:
+        pytest.skip("this machine is too busy to start three Ray nodes within 30 s each")
+    assert done.returncode == 0, done.stderr[-2000:]
     assert contents(tmp_path) == {f"{x}.txt": str(x).encode() for x in range(12)}
 
 

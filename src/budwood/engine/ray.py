@@ -88,8 +88,9 @@ def cluster(workers: int) -> Iterator[None]:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     address = os.environ.get("RAY_ADDRESS")
     quiet = {"logging_level": "ERROR", "log_to_driver": False, "configure_logging": True}
-    if address and address not in ("local", "auto"):
-        reachable(address)
+    if address and address != "local":
+        if address != "auto":  # a cluster that was started on this machine
+            reachable(address)
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
