@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from budwood.data.task import Task
     from budwood.methods.result import Result
 
-__all__ = ["evaluate", "finetune", "fisher", "task"]
+__all__ = ["evaluate", "finetune", "fisher", "task", "validate"]
 
 
 def task(name: str, **settings: Any) -> Task:
@@ -41,6 +41,11 @@ def evaluate(model: Any, task: str | Task, **settings: Any) -> Result:
 def fisher(model: Any, task: str | Task, **settings: Any) -> Result:
     """Diagonal Fisher information of a model on a task; the artefact is `result.run / "fisher.safetensors"`."""
     return _run("fisher", model, task, settings)
+
+
+def validate(check: str, model: Any, task: str | Task, **settings: Any) -> Result:
+    """Check scores by retraining; `check` is lds, counterfactual, brittleness, mislabel or recall."""
+    return _run(f"validate {check}", model, task, settings)
 
 
 def _run(verb: str, model: Any, task: str | Task, settings: dict[str, Any]) -> Result:
