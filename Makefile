@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: env demo test browser lint format bench show-01 show-02 show-03 show-04 show-05 show-06 show-07 clean
+.PHONY: env demo test browser ray lint format bench show-01 show-02 show-03 show-04 show-05 show-06 show-07 clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +67,13 @@ show-04: env
 
 show-07: env browser
 	$(BIN)/python benchmarks/show_07.py
+
+# Ray is an extra: what needs it is skipped by name without `make ray`
+ray: env
+	$(PIP) -e '.[ray]'
+
+show-06: env
+	$(BIN)/python benchmarks/show_06.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

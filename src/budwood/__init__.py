@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from budwood.methods.result import Result
     from budwood.params.graft import Graft
 
-__all__ = ["Graft", "evaluate", "finetune", "fisher", "graft", "inject", "linear", "probe", "task"]
+__all__ = ["Graft", "evaluate", "finetune", "fisher", "graft", "inject", "linear", "probe", "task", "validate"]
 
 
 def task(name: str, **settings: Any) -> Task:
@@ -62,6 +62,11 @@ def graft(base: Any, tuned: Any, task: str | Task, **settings: Any) -> Result:
 def probe(models: Any, task: str | Task, **settings: Any) -> Result:
     """A probe on every layer of one model or of a list of models; layers are in `result.metrics["results"]`."""
     return _run("probe", models, task, settings)
+
+
+def validate(check: str, model: Any, task: str | Task, **settings: Any) -> Result:
+    """Check scores by retraining; `check` is lds, counterfactual, brittleness, mislabel or recall."""
+    return _run(f"validate {check}", model, task, settings)
 
 
 def __getattr__(name: str) -> Any:

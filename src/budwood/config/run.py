@@ -88,7 +88,7 @@ NEUTRAL = frozenset(
             "test_file",
             "trust_remote_code",
         ),
-        *("eval_batch_size", "engine", "workers"),
+        *("eval_batch_size", "engine", "workers", "parallel"),
     }
 )
 
@@ -96,5 +96,7 @@ NEUTRAL = frozenset(
 class JobsConfig(Config):
     """For verbs whose work is a list of jobs."""
 
-    engine: Annotated[Literal["local"], Parameter(group=RUNNING)] = Field("local", description="Where jobs run.")
-    workers: Annotated[int, Parameter(group=RUNNING)] = Field(1, ge=1, description="Worker processes.")
+    engine: Annotated[Literal["local", "ray"], Parameter(group=RUNNING)] = Field(
+        "local", description="Where jobs run: on this machine, or on the Ray cluster at $RAY_ADDRESS (else its own)."
+    )
+    workers: Annotated[int, Parameter(group=RUNNING)] = Field(1, ge=1, description="Jobs at a time.")

@@ -117,6 +117,9 @@ class TrainConfig(Config):
     logging_steps: Annotated[int | None, Parameter(group=TRAINING)] = Field(
         None, ge=1, description="Updates per point of the loss curve; default: about 60 points."
     )
+    parallel: Annotated[Literal["ddp", "fsdp"], Parameter(group=TRAINING)] = Field(
+        "ddp", description="Under torchrun: every process holds the model, or (fsdp) a part of its weights and state."
+    )
     reduce: Annotated[Literal["mean", "sum"], Parameter(group=TRAINING)] = Field(
         "mean", description="Loss of a row with several targets."
     )

@@ -17,6 +17,7 @@ from budwood.errors import BudwoodError
 from budwood.store.files import cache_dir, canonical, writing
 
 FORMAT = 1
+KINDS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
 
 
 def rows_digest(rows: Sequence[Row]) -> str:
@@ -55,12 +56,16 @@ def write_features(path: Path, features: Features) -> None:
 
 
 def read_features(path: Path) -> Features:
-    """Features as they were written."""
-    from safetensors import safe_open
-
-    with safe_open(path, "np") as f:
-        arrays = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
-        info = json.loads(f.metadata()["info"])
+    """Features as they were written, mapped from the file: processes that read the same rows share the memory."""
+    with path.open("rb") as f:
+        size = int.from_bytes(f.read(8), "little")
+        header = json.loads(f.read(size))
+    info = json.loads(header.pop("__metadata__")["info"])
+    whole = np.asarray(np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size))
+    arrays = {
+        name: whole[slice(*entry["data_offsets"])].view(KINDS[entry["dtype"]]).reshape(entry["shape"])
+        for name, entry in header.items()
+    }
     part = lambda kind: {k.removeprefix(kind): v for k, v in arrays.items() if k.startswith(kind)}  # noqa: E731
     ids = tuple(json.loads(arrays["ids"].tobytes().decode("utf-8", "surrogatepass")))
     return Features(ids, arrays["offsets"], part("ragged."), part("fixed."), info)

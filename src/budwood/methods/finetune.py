@@ -37,6 +37,7 @@ from budwood.train.evaluate import Evaluation, evaluate, evaluating, goodness
 from budwood.train.fit import History, Keeping, Penalty, Plan, Replay, Terms, fit, trainable
 from budwood.train.penalty import Holding, Inside, Together, hold
 from budwood.train.plan import device_for, make_plan, prepare_model
+from budwood.train.ranks import ranks, sharded
 
 
 def finetune(session: Session) -> dict[str, Any]:
@@ -54,12 +55,10 @@ def finetune(session: Session) -> dict[str, Any]:
             session.run.note(reading={"masks": None if cfg.parity else read.encoding.masks})
         sizes = prepare_model(loaded.model, cfg) | _embedding_fixed(loaded, cfg)
         asked = _asked(read, cfg)
-        train_rows, selection_rows = _rows(task, cfg)
+        train_rows, selection_rows = training_rows(task, cfg)
         features = read.encode(train_rows)
     plan = make_plan(cfg, len(features), int(loaded.model.config.hidden_size), cfg.seed)
-    grip = hold(loaded.model, _holding(cfg), plan.steps, loaded.fresh, tokenizer_hash(loaded.tokenizer))
-    held = grip.facts
-    terms = Terms(penalty=_inside(cfg, loaded, grip.penalty), pull=grip.pull, others=_replays(cfg, loaded))
+    terms, held = terms_of(cfg, loaded, plan)
     _announce(session, read, train_rows, plan, sizes)
     if held:
         say(f"  EWC: effective coefficient {held['ewc_effective']:.3g} on {held['ewc_held']:,} weights")
@@ -128,6 +127,13 @@ def _quad_loss(read: Reading, asked: Objective, rows: tuple[Row, ...]) -> dict[s
     return {"objective": "quad", "quad_loss": total / words}
 
 
+def terms_of(cfg: FinetuneConfig, loaded: Loaded, plan: Plan) -> tuple[Terms, Mapping[str, Any]]:
+    """What enters an update beside the loss, as the settings ask, and what there is to say about it."""
+    grip = hold(loaded.model, _holding(cfg), plan.steps, loaded.fresh, tokenizer_hash(loaded.tokenizer))
+    terms = Terms(penalty=_inside(cfg, loaded, grip.penalty), pull=grip.pull, others=_replays(cfg, loaded))
+    return terms, grip.facts
+
+
 def _holding(cfg: FinetuneConfig) -> Holding:
     names = Holding.__dataclass_fields__
     return Holding(**{n: getattr(cfg, n) for n in names})
@@ -171,7 +177,7 @@ def _replay(cfg: FinetuneConfig, loaded: Loaded, name: str) -> Replay:
     return Replay(read.objective, read.feed(read.encode(task.rows("train"))), cfg.replay_rows)
 
 
-def _rows(task: Task, cfg: FinetuneConfig) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+def training_rows(task: Task, cfg: FinetuneConfig) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     """Rows to train on and rows to select on; without a split to spare, a tenth of the training rows is set aside."""
     rows = task.rows("train")
     if cfg.checkpoint == "last":
@@ -235,6 +241,10 @@ def _train(
             resumed=bar.resumed,
             finished=lambda last: _keep_moments(session, read, plan, last) if cfg.save_second_moments else None,
         )
+        if cfg.parallel == "fsdp" and ranks().size > 1:
+            _check_sharded(read, keeping, plan, terms)
+            with sharded(model) as parts:
+                return fit(parts, read.objective, read.feed(features), plan, replace(keeping, state=None), terms)
         return fit(model, read.objective, read.feed(features), plan, keeping, terms)
 
 
@@ -248,6 +258,20 @@ def _keep_moments(session: Session, read: Reading, plan: Plan, state: Mapping[st
     }
     facts = {"artefact": "second moments", "mode": read.mode, "steps": plan.steps, "rows": plan.steps * plan.batch_size}
     tree.save(session.run.file("adam.safetensors"), moments, facts)
+
+
+def _check_sharded(read: Reading, keeping: Keeping, plan: Plan, terms: Terms) -> None:
+    """Refuse what needs whole weights while they lie in parts."""
+    wants = {
+        "--checkpoint best": keeping.select is not None,
+        "--save-steps": plan.save_steps is not None,
+        "--replay": bool(terms.others),
+        "a penalty (EWC, --l1-to-base, --l2-to-base)": terms.penalty is not None or terms.pull is not None,
+        f"--mode {read.mode}": read.mode not in ("head", "span"),
+    }
+    asked = [what for what, wanted in wants.items() if wanted]
+    if asked:
+        raise ConfigError(f"--parallel fsdp does not go with {asked[0]}. Use --parallel ddp.")
 
 
 def _scored(session: Session, read: Reading, rows: tuple[Row, ...], stage: str) -> Evaluation:

@@ -24,7 +24,7 @@ from budwood.config.fisher import FisherConfig, FisherKind
 from budwood.data.batch import Batch, Features, budget_batches
 from budwood.data.task import Task, as_json, from_json
 from budwood.engine.jobs import Job
-from budwood.engine.local import run_jobs
+from budwood.engine.run import run_all
 from budwood.errors import ModelError
 from budwood.figures.mass import mass_by_layer
 from budwood.figures.save import drawing, save
@@ -62,7 +62,7 @@ def fisher(session: Session) -> dict[str, Any]:
         for i in range(shards)
     ]
     with session.progress.stage("fisher", shards, sum(j.done for j in jobs)) as bar:
-        run_jobs(jobs, cfg.workers, finished=lambda job: bar.advance(1))
+        run_all(jobs, cfg, lambda job: bar.advance(1))
     mode = shop.read.mode
     del shop
     _open.cache_clear()  # the model has done its part: weights and sums are never held with a third tree

@@ -51,7 +51,21 @@ class Method(Protocol):
 RUNS = Path("runs")
 SEED = "@seed"  # in a reference: the seed of each child run, as in RUN/seeds/@seed
 # settings that name files: their content decides, not their place
-ARTEFACTS = frozenset({"ewc", "fisher", "fishers", "inside", "features_from", "checkpoints", "source"})
+ARTEFACTS = frozenset(
+    [
+        "ewc",
+        "fisher",
+        "fishers",
+        "inside",
+        "features_from",
+        "checkpoints",
+        "source",
+        "sources",
+        "scores",
+        "truth",
+        "randomised",
+    ]
+)
 
 
 def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:
@@ -116,7 +130,7 @@ def settings_of(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, A
     """The settings that decide the result: the verb's own, and the content of models and data."""
     own = {k: v for k, v in cfg.model_dump(mode="json").items() if k not in NEUTRAL}
     given = {k: getattr(cfg, k) for k in own if k in ARTEFACTS and getattr(cfg, k)}
-    listed = {k: v if isinstance(v, tuple) else (v,) for k, v in given.items()}
+    listed = {k: v if isinstance(v, list | tuple) else (v,) for k, v in given.items()}
     # one name may be a file here and a word there: `graft --fisher FILE`, `influence --fisher exact`
     own |= {k: [_content(x) for x in v] for k, v in listed.items() if all(isinstance(x, Path) for x in v)}
     return {**own, "models": [fingerprint(m) for m in models], "task": task.name, "rows": task.digest}
@@ -124,7 +138,8 @@ def settings_of(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, A
 
 def _content(path: Path) -> str:
     """Hash of an artefact given as a file or as the run that holds it; the path itself where there is nothing yet."""
-    files = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]
+    kinds = ("**/*.safetensors", "scores/*", "truth/*", "*.npy", "*.pt", "files/*.pt", "*_ids.json")
+    files = sorted({f for kind in kinds for f in path.glob(kind)}) if path.is_dir() else [path]
     return digest([_cached_digest(f) for f in files if f.is_file()] or str(path), 8)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,21 @@ VERBS = {
             "budwood.methods.influence.itself:itself",
             "budwood.methods.influence.estimate:itself",
         ),
+        *(
+            Verb(
+                f"validate {part}",
+                f"budwood.config.validate:{config}",
+                f"budwood.evaluation.{module}:validate_{part}",
+                f"budwood.evaluation.estimate:{part}",
+            )
+            for part, config, module in (
+                ("lds", "LdsConfig", "datamodel"),
+                ("counterfactual", "RemovalConfig", "counterfactual"),
+                ("brittleness", "RemovalConfig", "counterfactual"),
+                ("recall", "RecallConfig", "recall"),
+                ("mislabel", "MislabelConfig", "mislabel"),
+            )
+        ),
     )
 }
 
@@ -152,8 +168,15 @@ def run_verb(name: str, cfg: Any, models: Sequence[str], task: Task | None = Non
     """Carry out one verb with complete settings."""
     from budwood.methods.session import carry_out
 
-    verb = verb_named(name)
-    return carry_out(name, cfg, models, _Lazy(verb.method), task)
+    method = _Lazy(verb_named(name).method)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # torchrun
+        from budwood.methods.lockstep import in_step
+
+        found = in_step(name, cfg, method, lambda own, work: carry_out(name, own, models, work, task))
+        if found is None:
+            raise SystemExit(0)  # the first process speaks for all
+        return found
+    return carry_out(name, cfg, models, method, task)
 
 
 def estimate(name: str, cfg: Any, models: Sequence[str]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from budwood.errors import ModelError
 from budwood.models.mode import in_mode
 from budwood.models.objective import Objective
 from budwood.store.files import writing
+from budwood.train.ranks import Ranks, ranks
 from budwood.train.step import Rule, clip, initial_state, rate, update
 
 
@@ -135,6 +136,10 @@ class Keeping:
     finished: Callable[[Mapping[str, Tensor]], None] = lambda state: None  # called with the update rule's last state
 
 
+class Diverged(ModelError):
+    """A training whose loss is no number any more."""
+
+
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that training changes, by name."""
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -157,23 +162,27 @@ def fit(
     params = trainable(model)
     if not params:
         raise ModelError("Nothing is left to train: --freeze and --train-only exclude every parameter.")
-    state = initial_state(plan.rule, params)
+    group = ranks(model)
+    held = group.own(params)
+    state = initial_state(plan.rule, held)
     history, done, best = _resume(keeping.state, plan, params, state)
+    done = group.alike({**{f"p:{n}": p for n, p in params.items()}, **state}, done)
     if done:
         keeping.resumed(done)
     pause, saved_at = keeping.every, time.monotonic()
     with training(model):
-        for turn in _turns(feed.lengths_N, plan, done):
+        for turn in _turns(feed.lengths_N, plan, done, group):
             step = turn.step
             loss = _gradients(model, objective, feed, plan, turn, terms)
             grads = {n: p.grad for n, p in params.items() if p.grad is not None}
+            grads, loss = group.summed(grads, params, loss)
             if terms.penalty is not None:
                 loss += terms.penalty(params, grads)
             _check(loss, step)
-            norm = clip(grads, plan.max_grad_norm)
+            norm = clip(grads, plan.max_grad_norm, group.norm(grads))
             lr = rate(step, plan.steps, plan.learning_rate, plan.warmup, plan.schedule)
             share = terms.pull.share(step) if terms.pull else 1.0
-            update(plan.rule, params, grads, state, lr * share, step + 1)
+            update(plan.rule, held, grads, state, lr * share, step + 1)
             if terms.pull:
                 terms.pull(params, lr * (1.0 - share))
             history.add(step + 1, loss, lr, norm, plan)
@@ -204,9 +213,10 @@ class Turn:
     step: int
     epoch: int
     index_B: np.ndarray
+    group: Ranks = field(default_factory=Ranks)
 
 
-def _turns(lengths_N: np.ndarray, plan: Plan, done: int) -> Iterator[Turn]:
+def _turns(lengths_N: np.ndarray, plan: Plan, done: int, group: Ranks) -> Iterator[Turn]:
     """Every update from `done` on."""
     size = plan.batch_size * plan.accumulation
     per_epoch = -(-len(lengths_N) // size)
@@ -214,7 +224,7 @@ def _turns(lengths_N: np.ndarray, plan: Plan, done: int) -> Iterator[Turn]:
         for i, index in enumerate(training_batches(lengths_N, size, plan.seed, epoch)):
             step = epoch * per_epoch + i
             if done <= step < plan.steps:
-                yield Turn(step, epoch, index)
+                yield Turn(step, epoch, index, group)
 
 
 def _gradients(
@@ -228,9 +238,11 @@ def _gradients(
     """Fill .grad with the gradient of the mean loss over the rows of one update; returns that loss."""
     model.zero_grad(set_to_none=True)
     total, count = 0.0, len(turn.index_B)
-    for part, rows in enumerate(np.array_split(turn.index_B, min(plan.accumulation, count))):
+    share_B, rank = turn.group.share(turn.index_B), turn.group.rank
+    for part, rows in enumerate(np.array_split(share_B, min(plan.accumulation, len(share_B))) if len(share_B) else ()):
         batch = feed(rows, turn.epoch)
-        torch.manual_seed(seed_of(plan.seed, "step", turn.step, part))  # dropout of this update, whoever runs it
+        # dropout of this update, whoever runs it; other ranks have other rows and need other masks
+        torch.manual_seed(seed_of(plan.seed, "step", turn.step, part, *([rank] if rank else [])))
         loss_B = objective.loss(objective.logits(model, batch), objective.targets(batch))
         if terms.weights_N is not None:
             loss_B = loss_B * torch.as_tensor(terms.weights_N[rows], dtype=loss_B.dtype, device=loss_B.device)
@@ -240,7 +252,7 @@ def _gradients(
     for again in (*((terms.replay,) if terms.replay else ()), *terms.others):
         batch = again.feed(again.draw(plan.seed, turn.step), turn.epoch)
         loss_B = again.objective.loss(again.objective.logits(model, batch), again.objective.targets(batch))
-        loss = again.weight * loss_B.mean()
+        loss = again.weight * loss_B.mean() / turn.group.size
         loss.backward()
         total += float(loss.detach())
     return total
@@ -262,7 +274,7 @@ def _select(
 
 def _check(loss: float, step: int) -> None:
     if not np.isfinite(loss):
-        raise ModelError(
+        raise Diverged(
             f"The training loss became {loss} at update {step + 1}. Lower --learning-rate, keep --max-grad-norm above "
             "0, and look for odd rows in the data."
         )

@@ -94,10 +94,14 @@ UPDATES = {"adamw": _adamw, "sgd": _sgd}
 
 
 @torch.no_grad()
-def clip(grads: Named, limit: float) -> float:
-    """Scale all gradients so that their joint norm is at most `limit` (0 = leave); returns the norm before."""
+def clip(grads: Named, limit: float, norm: float | None = None) -> float:
+    """Scale all gradients so that their joint norm is at most `limit` (0 = leave); returns the norm before.
+
+    `norm` is given where only parts of the gradients are here.
+    """
     values = list(grads.values())
-    norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values))))
+    if norm is None:
+        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values))))
     if limit and norm > limit:
         torch._foreach_mul_(values, limit / (norm + 1e-6))
     return norm

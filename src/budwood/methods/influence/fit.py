@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from budwood.config.influence import FitConfig
 from budwood.data.batch import seed_of
 from budwood.engine.jobs import Job
-from budwood.engine.local import run_jobs
+from budwood.engine.run import Wish, run_all
 from budwood.methods.influence import factors as made
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.moments import covariances, second_moments
@@ -38,7 +38,7 @@ def fit(session: Session) -> dict[str, Any]:
     settings = settings_for(cfg, session.models[0].text)
     with session.progress.stage("load"):
         shop = open_shop(settings, session.task)
-    factors = fitted(Bench(shop, settings, session.run.path / "factors", cfg.workers, session.progress))
+    factors = fitted(Bench(shop, settings, session.run.path / "factors", cfg, session.progress))
     return told(factors, shop)
 
 
@@ -67,7 +67,7 @@ class Bench:
     shop: Shop
     settings: dict[str, Any]
     path: Path
-    workers: int
+    wish: Wish
     progress: Progress
 
 
@@ -160,7 +160,7 @@ def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) ->
         for i in range(len(shards(bench.shop, a, b)))
     ]
     with bench.progress.stage("covariance", len(jobs), sum(j.done for j in jobs)) as bar:
-        run_jobs(jobs, bench.workers, finished=lambda job: bar.advance(1))
+        run_all(jobs, bench.wish, lambda job: bar.advance(1))
         total = made.merged([tree.load(j.output)[0] for j in jobs])
         tree.save(target, made.means(total, bench.shop.like.dtype), {"artefact": "influence covariance"})
 
@@ -182,7 +182,7 @@ def _eigen(bench: Bench, place: Path) -> None:
         for i in range(EIGEN_PARTS)
     ]
     with bench.progress.stage("eigen", len(jobs), sum(j.done for j in jobs)) as bar:
-        run_jobs(jobs, bench.workers, finished=lambda job: bar.advance(1))
+        run_all(jobs, bench.wish, lambda job: bar.advance(1))
         found = {k: v for j in jobs for k, v in tree.load(j.output)[0].items()}
         tree.save(target, found, {"artefact": "influence eigenbases"})
 
@@ -205,7 +205,7 @@ def _moments(bench: Bench, place: Path, count: int) -> dict[str, Any]:
         for i in range(len(pieces))
     ]
     with bench.progress.stage("moments", len(jobs), sum(j.done for j in jobs)) as bar:
-        run_jobs(jobs, bench.workers, finished=lambda job: bar.advance(1))
+        run_all(jobs, bench.wish, lambda job: bar.advance(1))
         halves, rows = [], []
         for half in (0, 1):
             mine = [tree.load(j.output) for j, (h, _) in zip(jobs, pieces) if h == half]

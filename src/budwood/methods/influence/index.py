@@ -26,6 +26,7 @@ from budwood.data.batch import Features, seed_of
 from budwood.data.task import Task
 from budwood.engine.jobs import Job
 from budwood.engine.local import run_jobs
+from budwood.engine.run import run_all
 from budwood.errors import StoreError
 from budwood.methods.influence import coordinates as coords
 from budwood.methods.influence.factors import Factors, Setting
@@ -51,7 +52,7 @@ def index(session: Session) -> dict[str, Any]:
     own = settings_for(cfg, session.models[0].text)
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
-    bench = Bench(shop, own, session.run.path / "factors", cfg.workers, session.progress)
+    bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     parameters = sum(m.out * m.columns for m in shop.maps)
     count = coords.wanted(cfg.coordinates, parameters)
@@ -80,7 +81,7 @@ def index(session: Session) -> dict[str, Any]:
         for i in range(len(pieces))
     ]
     with session.progress.stage("index", len(jobs), sum(j.done for j in jobs)) as bar:
-        run_jobs(jobs, cfg.workers, finished=lambda job: bar.advance(1))
+        run_all(jobs, cfg, lambda job: bar.advance(1))
     kept, share, sketch = coords.load(chosen.output)
     with session.progress.stage("save"):
         _assemble(session, factors, list(zip(jobs, pieces)), chosen.output)

@@ -15,7 +15,7 @@ import torch
 from budwood.capture.stream import Map, Sides
 from budwood.config.influence import SelfConfig
 from budwood.engine.jobs import Job
-from budwood.engine.local import run_jobs
+from budwood.engine.run import run_all
 from budwood.linalg.kron import outer_
 from budwood.methods.influence.factors import Factors, settings_of
 from budwood.methods.influence.fit import Bench, fitted
@@ -35,7 +35,7 @@ def itself(session: Session) -> dict[str, Any]:
     own = settings_for(cfg, session.models[0].text)
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
-    bench = Bench(shop, own, session.run.path / "factors", cfg.workers, session.progress)
+    bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     given = {**own, "factors": str(factors.path), "damping": list(cfg.damping), "measurement": cfg.measurement}
     order = np.argsort(-shop.train.lengths_N, kind="stable")
@@ -45,7 +45,7 @@ def itself(session: Session) -> dict[str, Any]:
         for i in range(len(pieces))
     ]
     with session.progress.stage("self", len(jobs), sum(j.done for j in jobs)) as bar:
-        run_jobs(jobs, cfg.workers, finished=lambda job: bar.advance(1))
+        run_all(jobs, cfg, lambda job: bar.advance(1))
     settings = settings_of(cfg.strategy, cfg.damping)
     value_SN = np.zeros((len(settings), len(shop.train)), np.float32)
     for job, piece in zip(jobs, pieces):

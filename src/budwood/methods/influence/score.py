@@ -25,6 +25,7 @@ from budwood.data.batch import Features
 from budwood.data.task import Row, Task
 from budwood.engine.jobs import Job
 from budwood.engine.local import run_jobs
+from budwood.engine.run import run_all
 from budwood.errors import ConfigError, DataError, nearest
 from budwood.linalg.ranking import spearman_by_row
 from budwood.methods.influence.factors import Factors, Setting, settings_of
@@ -113,7 +114,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
     own = settings_for(cfg, model)
     with progress.stage("load"):
         shop = open_shop(own, task)
-    bench = Bench(shop, own, place / "factors", cfg.workers, progress)
+    bench = Bench(shop, own, place / "factors", cfg, progress)
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     arguments = {
         **own,
@@ -130,7 +131,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
         for i in range(len(pieces))
     ]
     with progress.stage("scores", len(jobs), sum(j.done for j in jobs)) as bar:
-        run_jobs(jobs, cfg.workers, finished=lambda job: bar.advance(1))
+        run_all(jobs, cfg, lambda job: bar.advance(1))
     return _assembled(desk, factors, jobs, pieces)
 
 

@@ -1,0 +1,173 @@
+"""Bars of checking by retraining: oracles, fleets, Ray, quality of EKFAC, removal, mislabels, bad input.
+
+make show-06        # about an hour on two cores; `--fast` leaves the long fleets out
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from show import BUDWOOD, ROOT, Show, run
+
+show = Show()
+work = Path(tempfile.mkdtemp(prefix="budwood-show-"))
+FAST = "--fast" in sys.argv
+TASK = "tiny-entail"
+RECIPE = ("--limit", 512, "--epochs", 4, "--batch-size", 32, "--lr", 5e-4, "--threads", 1)
+
+
+def tests(name: str, *words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    show.bar(name, done.returncode == 0, done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "no output")
+
+
+def oracles() -> None:
+    sys.path.insert(0, str(ROOT))
+    from scipy.stats import spearmanr
+
+    from budwood.evaluation import lds
+    from budwood.evaluation.truth import Truth
+
+    rng = np.random.default_rng(0)
+    mask_SN = np.stack([rng.permutation(400) < 200 for _ in range(100)])
+    effect_QN = rng.normal(size=(64, 400))
+    clean = Truth(mask_SN, (mask_SN @ effect_QN.T)[:, None])
+    one = float(lds.lds_by_query(clean, effect_QN).mean())
+    show.bar("a linear world gives 1", abs(one - 1) < 1e-12, f"{one:.15f}")
+    noisy = Truth(mask_SN, clean.margin_SRQ + 20 * rng.normal(size=(100, 5, 64)))
+    mean, _ = lds.random_line(noisy, effect_QN)
+    show.bar("20 shuffled matrices: |mean| <= 0.03", abs(mean) <= 0.03, f"{mean:+.4f}")
+    score_QN = effect_QN + rng.normal(size=effect_QN.shape)
+    pred, margins = mask_SN @ score_QN.T, noisy.margin_SRQ.mean(1)
+    published = np.mean([spearmanr(pred[:, j], margins[:, j]).statistic for j in range(64)])
+    gap = abs(published - lds.lds_by_query(noisy, score_QN).mean())
+    show.bar("equals the published formula to 1e-12", gap <= 1e-12, f"{gap:.1e}")
+    tests("leave-one-out of logistic regression >= 0.99", "tests/evaluation/test_lds.py", "-k", "leave_one_out")
+
+
+def engines() -> None:
+    tests("local: kill, resume, same files", "tests/engine/test_local.py", "tests/evaluation/test_datamodel.py")
+    try:
+        import ray  # noqa: F401
+    except ImportError:
+        show.bar("Ray: same files, worker, node and driver lost", None, "Ray is not installed (make ray)")
+        return
+    tests("Ray: same files, worker, node and driver lost", "tests/engine/test_ray.py")
+    began = time.perf_counter()
+    env = {**os.environ, "RAY_ADDRESS": "10.255.255.1:6379"}
+    words = [
+        *BUDWOOD,
+        "fisher",
+        "tiny-bert",
+        "--task",
+        "tiny-text",
+        "--mode",
+        "mlm",
+        "--engine",
+        "ray",
+        "--limit",
+        "64",
+    ]
+    done = subprocess.run(words, cwd=work, env=env, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - began
+    good = done.returncode == 2 and "RAY_ADDRESS" in done.stderr
+    show.bar("Ray address unreachable: answer within 10 s", good and seconds <= 10, f"{seconds:.1f} s")
+
+
+def speed() -> None:
+    command = [sys.executable, "benchmarks/fleet.py", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    show.bar("two workers >= 1.7 x one", found["two_over_one"] >= 1.7, f"{found['two_over_one']}")
+    show.bar("retrains per hour >= 2 x HF Trainer", found["one_over_trainer"] >= 2, json.dumps(found))
+
+
+def quality() -> None:
+    """EKFAC against identity, random and kronfluence's defaults on one ground truth; five checkpoints against one."""
+    scored = []
+    for seed in range(5):
+        tuned = work / f"tuned-{seed}"
+        made = run(
+            "finetune", "tiny-bert", "--task", TASK, *RECIPE, "--seed", seed, "--data-seed", 0, "--out", tuned, cwd=work
+        )
+        if seed == 0:
+            good = 0.75 <= made["accuracy"] <= 0.97
+            show.bar("base accuracy between .75 and .97", good, f"{made['accuracy']:.3f}")
+        words = ("--task", TASK, "--limit", 512, "--data-seed", 0, "--queries", 64, "--strategy", "ekfac,identity")
+        kron = ("--damping", "auto,1e-8") if seed == 0 else ()
+        run("influence", "score", tuned, *words, *kron, "--threads", 1, "--out", work / f"scored-{seed}", cwd=work)
+        scored.append(str(work / f"scored-{seed}"))
+    base = ("--task", TASK, "--subsets", 100, "--repeats", 3, "--workers", 2)
+    plan = run("validate", "lds", work / "tuned-0", *base, "--scores", scored[0], "--dry-run", cwd=work)
+    began = time.perf_counter()
+    found = run("validate", "lds", work / "tuned-0", *base, "--scores", scored[0], "--out", work / "lds", cwd=work)
+    minutes = (time.perf_counter() - began) / 60
+    show.bar("ground truth, 300 retrains, <= 30 min", minutes <= 30, f"{minutes:.1f} min")
+    ratio = plan["seconds"] / (minutes * 60)
+    show.bar("--dry-run within 2 x", 0.5 <= ratio <= 2, f"predicted / measured {ratio:.2f}")
+    rows = {r["scores"]: r for r in found["results"]}
+    text = "; ".join(f"{n} {r['lds']:.3f} [{r['low']:.3f}, {r['high']:.3f}]" for n, r in rows.items())
+    show.bar(
+        "EKFAC above random, lower bound > 0",
+        rows["ekfac"]["above_random_low"] > 0,
+        f"{text}; ceiling {found['ceiling']}",
+    )
+    for d in found["differences"]:
+        if d["second"] == "identity":
+            show.bar(
+                "EKFAC - identity, lower bound > -0.02", d["low"] > -0.02, f"{d['value']:+.3f}, low {d['low']:+.3f}"
+            )
+        if d["second"].startswith("ekfac@1e-08"):  # kronfluence's own damping on the same factors
+            name = "EKFAC - EKFAC at kronfluence's damping, lower bound > 0"
+            show.bar(name, d["low"] > 0, f"{d['value']:+.3f}, low {d['low']:+.3f}")
+    words = ("--task", TASK, "--truth", work / "lds", "--scores", ",".join(scored), "--only", "ekfac", "--ensemble")
+    many = run("validate", "lds", work / "tuned-0", *words, "--out", work / "ensemble", cwd=work)["results"]
+    single = float(np.mean([r["lds"] for r in many[:-1]]))
+    show.bar(
+        "five checkpoints >= single + 0.03", many[-1]["lds"] >= single + 0.03, f"{many[-1]['lds']:.3f} vs {single:.3f}"
+    )
+
+
+def removal() -> None:
+    words = ("--task", TASK, "--scores", work / "scored-0", "--only", "ekfac", "--remove", "2%,5%,10%", "--targets", 20)
+    found = run("validate", "counterfactual", work / "tuned-0", *words, "--workers", 2, cwd=work)["results"]
+    last = {r["scores"]: r for r in found if r["k"] == max(r["k"] for r in found)}
+    ours, random = last["ekfac"]["flipped"], next(r["flipped"] for n, r in last.items() if n.startswith("random"))
+    show.bar("10 % removed: EKFAC flips >= 2 x random", ours >= 2 * random and ours > 0, f"{ours} vs {random} of 20")
+
+
+def mislabel() -> None:
+    words = ("--task", "tiny-sentiment", *RECIPE, "--flip", 0.1, "--workers", 2)
+    found = run("validate", "mislabel", "tiny-bert", *words, cwd=work)["results"]
+    best = next(r for r in found if r["scores"] == "self:ekfac")
+    text = "; ".join(f"{r['scores']} AUC {r['auc']:.3f}, top 20 % {r['found_in_top_20']:.2f}" for r in found)
+    show.bar(
+        "10 % flipped: >= 80 % in the top 20 %, AUC >= 0.85",
+        best["found_in_top_20"] >= 0.8 and best["auc"] >= 0.85,
+        text,
+    )
+
+
+def bad_input() -> None:
+    tests("bad input lines", "tests/evaluation", "-k", "bad_input or refused or diverge or other")
+
+
+if __name__ == "__main__":
+    show.section("oracles", oracles)
+    show.section("bad input", bad_input)
+    show.section("engines", engines)
+    if not FAST:
+        show.section("speed", speed)
+        show.section("quality", quality)
+        show.section("removal", removal)
+        show.section("mislabel", mislabel)
+    show.end()

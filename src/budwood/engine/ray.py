@@ -1,0 +1,165 @@
+"""Jobs on a Ray cluster: the one at $RAY_ADDRESS, or one that is started here and stopped at the end.
+
+The file is the result: nothing is kept in Ray, so a lost worker, node or driver costs only the jobs it held, and the
+same command does the rest. Every node must see the output directory; the first job's node proves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from budwood.engine.jobs import Job, JobError, call, missing
+from budwood.errors import ConfigError
+
+PATIENCE = 5.0  # seconds a cluster may take to answer
+STARTS = 4  # tries to start one
+
+
+def run_jobs(
+    jobs: Sequence[Job], workers: int = 1, retries: int = 3, finished: Callable[[Job], None] = lambda job: None
+) -> None:
+    """Bring every job's file into being on Ray; files that exist are kept. The files are those of the local engine."""
+    todo = missing(jobs)
+    if not todo:
+        return
+    with cluster(workers):
+        import ray
+
+        _check_storage(todo[0].output.parent)
+        remote = ray.remote(num_cpus=1, max_retries=retries, max_calls=0)(_work)
+        where = (str(Path.cwd()), [p for p in sys.path if p])
+        waiting = list(todo)
+        running: dict[Any, Job] = {}
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = waiting.pop(0)
+                running[remote.remote(where, job.function, dict(job.arguments), str(job.output.resolve()))] = job
+            done, _ = ray.wait(list(running), num_returns=1)
+            for reference in done:
+                job = running.pop(reference)
+                _settle(reference, job, retries)
+                finished(job)
+
+
+def _settle(reference: Any, job: Job, retries: int) -> None:
+    import ray
+
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayTaskError as e:
+        raise e.cause from e  # the job's own error, as the local engine raises it
+    except ray.exceptions.RayError as e:
+        raise JobError(
+            f"The worker on {job.output.name} ({job.function}) was lost {retries + 1} times on the Ray cluster "
+            f"({type(e).__name__}). It may need more memory than a node has: try fewer --workers, or --engine local."
+        ) from e
+
+
+def _work(where: tuple[str, list[str]], function: str, arguments: dict[str, Any], output: str) -> str:
+    """In a worker: the driver's directory and import path, one thread, then the job as anywhere else."""
+    directory, path = where
+    if Path(directory).is_dir():
+        os.chdir(directory)
+    sys.path[:0] = [p for p in path if p not in sys.path]
+    return call(function, arguments, output)
+
+
+@contextlib.contextmanager
+def cluster(workers: int) -> Iterator[None]:
+    """A connection: kept if there is one, else made here and closed at the end. Nothing is reported to anyone."""
+    try:
+        import ray
+    except ImportError as e:
+        raise ConfigError(
+            "--engine ray needs Ray, which is not installed. Install it with `pip install 'budwood[ray]'`, or use "
+            "--engine local."
+        ) from e
+    if ray.is_initialized():
+        yield
+        return
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    address = os.environ.get("RAY_ADDRESS")
+    quiet = {"logging_level": "ERROR", "log_to_driver": False, "configure_logging": True}
+    if address and address != "local":
+        if address != "auto":  # a cluster that was started on this machine
+            reachable(address)
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
+            raise _unreachable(address, str(e).splitlines()[0]) from e
+    else:
+        _start(workers, quiet)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _start(workers: int, quiet: dict[str, Any]) -> None:
+    """A cluster of this machine; Ray gives its own processes 30 s, which a busy machine may need several times."""
+    import ray
+
+    env = {"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(address="local", num_cpus=workers, include_dashboard=False, runtime_env=env, **quiet)
+            return
+        except Exception as e:  # Ray raises the bare class here
+            ray.shutdown()
+            if "timed out during startup" not in str(e):
+                raise
+            if not left:
+                raise ConfigError(
+                    f"Ray did not start within {STARTS} x 30 s: this machine is too busy. Try again later, or use "
+                    "--engine local."
+                ) from e
+
+
+def reachable(address: str) -> None:
+    """Answer within seconds whether anything listens there; Ray itself would wait for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(
+            f"RAY_ADDRESS is '{address}', which is no HOST:PORT. Unset it to use a cluster of this machine."
+        )
+    try:
+        socket.create_connection((host, int(port)), PATIENCE).close()
+    except OSError as e:
+        raise _unreachable(address, e.strerror or str(e)) from e
+
+
+def _unreachable(address: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"No Ray cluster answers at RAY_ADDRESS={address} ({why}). Start one there (`ray start --head`), correct the "
+        "address, unset it to use a cluster of this machine, or use --engine local."
+    )
+
+
+def _check_storage(directory: Path) -> None:
+    """A note written here must be seen by a worker, wherever it runs."""
+    import ray
+
+    directory.mkdir(parents=True, exist_ok=True)
+    note = directory.resolve() / f".seen-{uuid.uuid4().hex}"
+    note.touch()
+    try:
+        seen = ray.get(ray.remote(num_cpus=1)(_sees).remote(str(note)))
+    finally:
+        note.unlink(missing_ok=True)
+    if not seen:
+        raise ConfigError(
+            f"The workers of the Ray cluster do not see {directory.resolve()}. Give an --out that every node "
+            "mounts at the same path."
+        )
+
+
+def _sees(path: str) -> bool:
+    return Path(path).exists()

@@ -1,0 +1,1 @@
+"""Claims checked by retraining: linear datamodelling, removal, planted mislabels, recall of known sources."""

@@ -1,0 +1,140 @@
+"""Ray: the files of the local engine, whoever is killed. One cluster for all tests of this file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from budwood.engine.jobs import Job
+from budwood.engine.local import run_jobs as run_here
+from budwood.errors import BudwoodError, ConfigError
+from tests.conftest import ROOT
+
+pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
+from budwood.engine import ray as engine  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def standing() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+        with engine.cluster(2):
+            yield
+
+
+def refuse(arguments: dict[str, Any], part: Path) -> None:
+    raise ConfigError("not like this")
+
+
+def jobs(directory: Path, count: int = 5) -> list[Job]:
+    return [Job("tests.engine.test_local:square", {"x": x}, directory / f"{x}.txt") for x in range(count)]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in directory.glob("[!.]*.txt")}
+
+
+def test_the_same_files_as_the_local_engine(standing: None, tmp_path: Path) -> None:
+    seen: list[str] = []
+    engine.run_jobs(jobs(tmp_path / "ray"), 2, finished=lambda job: seen.append(job.output.name))
+    run_here(jobs(tmp_path / "here"))
+    assert contents(tmp_path / "ray") == contents(tmp_path / "here") and len(seen) == 5
+
+
+def test_a_worker_killed_in_the_middle_costs_nothing(standing: None, tmp_path: Path) -> None:
+    deadly = Job("tests.engine.test_local:die_once", {"flag": str(tmp_path / "flag")}, tmp_path / "out" / "deadly.txt")
+    engine.run_jobs([deadly, *jobs(tmp_path / "out", 2)], 2)
+    assert contents(tmp_path / "out") == {"deadly.txt": b"survived", "0.txt": b"0", "1.txt": b"1"}
+
+
+def test_a_jobs_own_error_comes_back(standing: None, tmp_path: Path) -> None:
+    with pytest.raises(BudwoodError, match="not like this"):
+        engine.run_jobs([Job("tests.engine.test_ray:refuse", {}, tmp_path / "x.txt")])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "nonsense"])
+def test_an_address_without_a_cluster_answers_at_once(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="RAY_ADDRESS"):
+        engine.reachable(address)
+    assert time.monotonic() - began < 10
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from budwood.engine.jobs import Job
+from budwood.engine.ray import run_jobs
+out = Path(sys.argv[1])
+run_jobs([Job("tests.engine.test_ray:slowly", {"x": x}, out / f"{x}.txt") for x in range(6)], 2)
+"""
+
+
+NODES = """
+import sys
+from pathlib import Path
+import ray
+from ray.cluster_utils import Cluster
+from budwood.engine.jobs import Job
+from budwood.engine.ray import run_jobs
+simulated = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+nodes = [simulated.add_node(num_cpus=1), simulated.add_node(num_cpus=1)]
+ray.init(address=simulated.address, log_to_driver=False)
+out, lost = Path(sys.argv[1]), []
+def finished(job):
+    if not lost:
+        lost.append(nodes[0])
+        simulated.remove_node(nodes[0], allow_graceful=False)
+run_jobs([Job("tests.engine.test_ray:slowly", {"x": x}, out / f"{x}.txt") for x in range(12)], 3, finished=finished)
+ray.shutdown()
+simulated.shutdown()
+"""
+
+
+def slowly(arguments: dict[str, Any], part: Path) -> None:
+    time.sleep(0.4)
+    part.write_text(str(arguments["x"]))
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_node_is_survived(tmp_path: Path) -> None:
+    """Three simulated nodes, one of them gone in the middle; in a process of its own, since a cluster is global."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": path}
+    env |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, "-c", NODES, str(tmp_path)]
+    done = subprocess.run(command, env=env, cwd=ROOT, check=False, capture_output=True, text=True)
+    if "timed out during startup" in done.stderr:
+        pytest.skip("this machine is too busy to start three Ray nodes within 30 s each")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert contents(tmp_path) == {f"{x}.txt": str(x).encode() for x in range(12)}
+
+
+@pytest.mark.slow
+def test_a_killed_driver_is_carried_on(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": path}
+    command = [sys.executable, "-c", DRIVER, str(tmp_path)]
+    first = subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 240
+    while not list(tmp_path.glob("[0-9].txt")) and time.monotonic() < end:
+        time.sleep(0.1)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    there = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("[0-9].txt")}
+    assert there
+    subprocess.run(command, env=env, cwd=ROOT, check=True, capture_output=True)
+    assert contents(tmp_path) == {f"{x}.txt": str(x).encode() for x in range(6)}
+    assert all((tmp_path / name).stat().st_mtime_ns == when for name, when in there.items())

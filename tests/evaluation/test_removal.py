@@ -1,0 +1,96 @@
+"""Removal: targets, baselines from the training rows, upward and halving search, Wilson intervals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from budwood.errors import ConfigError
+from budwood.evaluation.counterfactual import RANDOM, Study, removals, same_label
+from budwood.linalg.metrics import accuracy_interval
+from tests.evaluation.conftest import Place
+
+
+def test_random_rows_are_training_rows_of_the_label() -> None:
+    labels_N = np.array(["0", "1"] * 50)
+    order = same_label(labels_N, "1", 50, seed=0, query="q")
+    assert set(labels_N[order]) == {"1"} and len(set(order.tolist())) == 50
+    assert np.array_equal(
+        order[:20], same_label(labels_N, "1", 20, seed=0, query="q")
+    )  # larger removals contain smaller
+    assert not np.array_equal(order, same_label(labels_N, "1", 50, seed=0, query="p"))
+    assert len(same_label(labels_N, "1", 70, seed=0, query="q")) == 70
+
+
+def test_removals_that_leave_nothing_are_refused() -> None:
+    assert removals(["2%", "10%"], 512) == [10, 51]
+    with pytest.raises(ConfigError, match="leaves nothing of 100"):
+        removals([], 100)
+
+
+class Pretended(Study):
+    """A study whose retrains are pretended: target t flips from its own threshold on."""
+
+    def _ask(self, asked: Any, bar: Any) -> None:
+        for (way, t), at in asked.items():
+            self.retrained += 1
+            self._flips[(way, t, at)] = self.counts[at] >= (10, 35, 1000)[t]
+
+
+@pytest.mark.parametrize("bisect", [False, True])
+def test_both_searches_find_the_smallest_removal(bisect: bool, tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from budwood.store.progress import Progress
+
+    session: Any = SimpleNamespace(cfg=SimpleNamespace(bisect=bisect, repeats=1), progress=Progress())
+    nothing = np.zeros((3, 1), int)
+    counts = [10, 20, 30, 40, 50, 60, 70, 80]
+    study = Pretended(session, None, counts, [0, 1, 2], {"a": nothing}, {}, np.zeros(3), 1.0)  # type: ignore[arg-type]
+    assert study.search() == {"a": [10, 40, None]}
+    assert study.retrained <= 12 if bisect else study.retrained == 1 + 4 + 8
+
+
+def test_counterfactual_and_brittleness_end_to_end(tuned: Place, tmp_path: Path, budwood: Callable[..., Any]) -> None:
+    scores = tuned.scores(tmp_path / "s")
+    few = ["--remove", "20%,60%", "--targets", 2, "--base-seeds", 2, "--repeats", 1, "--scores", scores]
+    code, out, err = budwood("validate", "counterfactual", *tuned.words, *few, "--together", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    rows = len(tuned.train_ids)
+    assert [(r["scores"], r["k"]) for r in found["results"]] == [
+        (way, round(share * rows)) for way in ("ekfac", RANDOM) for share in (0.2, 0.6)
+    ]
+    for r in found["results"]:
+        assert r["targets"] == 2 and [r["low"], r["high"]] == list(accuracy_interval(r["flipped"], 2))
+    assert found["results"][0]["flipped"] <= found["results"][1]["flipped"]  # a smaller removal counts for larger ones
+    assert {g["scores"] for g in found["group"]} == {"ekfac", "random rows"}
+    assert (Path(found["run"]) / "figures" / "flips.png").exists()
+    code, out, err = budwood("validate", "brittleness", *tuned.words, *few, "--bisect")
+    assert code == 0 and "never" in out and RANDOM in out, err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--remove", "5"], "--scores is missing"),
+        (["--remove", "-3", "--scores", "s"], "no number of rows"),
+        (["--remove", "150%", "--scores", "s"], "no number of rows"),
+        (["--remove", "5000", "--scores", "s"], "leaves nothing"),
+    ],
+)
+def test_bad_input(tuned: Place, tmp_path: Path, budwood: Callable[..., Any], words: list[str], says: str) -> None:
+    tuned.scores(tmp_path / "s")
+    code, _, err = budwood("validate", "counterfactual", *tuned.words, *words)
+    assert code == 2 and says in err
+
+
+def test_other_task_than_the_runs_own(tuned: Place, tmp_path: Path, budwood: Callable[..., Any]) -> None:
+    words = [tuned.run, "--task", "tiny-topic", "--scores", tuned.scores(tmp_path / "s")]
+    code, _, err = budwood("validate", "counterfactual", *words)
+    assert code == 2 and "was trained on" in err
