@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from budwood.errors import ModelError
-from budwood.models.load import HeadSpec, load, model_hash, random_weights, save
+from budwood.models.identity import model_hash
+from budwood.models.load import HeadSpec, load, random_weights, save
 from budwood.models.pooled import Pooled
 from budwood.models.reference import resolve
 from budwood.params.tree import named, values

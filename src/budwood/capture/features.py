@@ -29,7 +29,8 @@ from budwood.data.task import Task
 from budwood.engine.jobs import Job
 from budwood.engine.local import run_jobs
 from budwood.errors import DataError, ModelError
-from budwood.models.load import load, model_hash, random_weights
+from budwood.models.identity import model_hash
+from budwood.models.load import load, random_weights
 from budwood.models.mode import in_mode
 from budwood.models.reading import Reading, head_spec, mode_for, reading
 from budwood.models.reference import resolve

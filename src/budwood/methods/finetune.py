@@ -22,7 +22,8 @@ from budwood.figures.save import drawing, save
 from budwood.methods.card import model_card
 from budwood.methods.evaluate import keep_records
 from budwood.methods.session import Session
-from budwood.models.load import Loaded, load, random_weights, tokenizer_hash
+from budwood.models.identity import tokenizer_hash
+from budwood.models.load import Loaded, load, random_weights
 from budwood.models.load import save as save_model
 from budwood.models.objective import Objective, Tokens
 from budwood.models.output import output_module

@@ -29,7 +29,8 @@ from budwood.errors import ModelError
 from budwood.figures.mass import mass_by_layer
 from budwood.figures.save import drawing, save
 from budwood.methods.session import RUNS, Session, fingerprint
-from budwood.models.load import Loaded, load, model_hash, tokenizer_hash
+from budwood.models.identity import model_hash, tokenizer_hash
+from budwood.models.load import Loaded, load
 from budwood.models.objective import MAKERS, Objective, Targets
 from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading
 from budwood.models.reference import ModelRef, resolve

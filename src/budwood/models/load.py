@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from budwood.config.finetune import Mode
 from budwood.data.batch import seed_of
@@ -369,24 +368,6 @@ def save(loaded: Loaded, directory: Path) -> None:
     else:
         model.save_pretrained(directory)
     loaded.tokenizer.save_pretrained(directory)
-
-
-def model_hash(model: nn.Module) -> str:
-    """A hash of every parameter's canonical name, shape and float32 bytes."""
-    h = hashlib.blake2b(digest_size=16)
-    for name, parameter in sorted(named(model).items()):
-        value: Tensor = parameter.detach().to("cpu", torch.float32).contiguous()
-        h.update(f"{name}\x00{tuple(value.shape)}\x00".encode())
-        h.update(value.numpy().tobytes())
-    return h.hexdigest()
-
-
-def tokenizer_hash(tokenizer: Any) -> str:
-    """A hash of every token and its id: two tokenizers with the same one number words alike."""
-    h = hashlib.blake2b(digest_size=16)
-    for token, number in sorted(tokenizer.get_vocab().items()):
-        h.update(f"{number}\x00{token}\x00".encode("utf-8", "surrogatepass"))
-    return h.hexdigest()
 
 
 def random_weights(model: nn.Module, seed: int) -> nn.Module:

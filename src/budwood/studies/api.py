@@ -50,7 +50,7 @@ def reference(model: Any) -> str:
         )
     from transformers import AutoTokenizer
 
-    from budwood.models.load import model_hash
+    from budwood.models.identity import model_hash
 
     place = cache_dir() / "models" / model_hash(model)
     if not (place / "tokenizer_config.json").exists():

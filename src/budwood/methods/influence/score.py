@@ -39,11 +39,12 @@ from budwood.methods.influence.precondition import (
     precondition,
     query_blocks,
 )
+from budwood.methods.influence.profile import profile
 from budwood.methods.influence.scores import Matrix, Stored, Tokens, pack, unpack, writing_scores
 from budwood.methods.influence.workshop import ROWS, Key, Shop, memory_budget, open_shop, settings_for
 from budwood.methods.session import Session
 from budwood.params.select import layer_of
-from budwood.store.files import canonical, write_json
+from budwood.store.files import canonical
 from budwood.store.progress import Progress
 
 HERE = "budwood.methods.influence.score"
@@ -393,29 +394,3 @@ def _words(shop: Shop) -> Tokens:
     """The tokens of every training row, spelled."""
     spell = shop.read.loaded.tokenizer.convert_ids_to_tokens
     return Tokens(tuple(tuple(spell(shop.train.piece("input_ids", n).tolist())) for n in range(len(shop.train))))
-
-
-def profile(session: Session) -> list[dict[str, Any]]:
-    """The phase table: calls, mean, total and percent of every phase; printed and stored."""
-    seconds = session.progress.seconds
-    parts = session.run.path.rglob("parts/*")
-    calls = {"covariance": 0, "eigen": 0, "moments": 0, "scores": 0}
-    for file in parts:
-        for name in calls:
-            calls[name] += file.name.startswith(name)
-    whole = sum(seconds.values()) or 1.0
-    rows = [
-        {
-            "phase": k,
-            "calls": max(1, calls.get(k, 1)),
-            "mean": round(v / max(1, calls.get(k, 1)), 3),
-            "total": round(v, 3),
-            "percent": round(100 * v / whole, 1),
-        }
-        for k, v in seconds.items()
-    ]
-    write_json(session.run.file("profile.json"), rows)
-    for r in rows:
-        times = f"{r['mean']:>9.3f} s mean {r['total']:>9.3f} s {r['percent']:>5.1f} %"
-        session.progress.say(f"{r['phase']:<12} {r['calls']:>4} calls {times}")
-    return [{k: r[k] for k in ("phase", "calls")} for r in rows]

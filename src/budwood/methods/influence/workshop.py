@@ -23,7 +23,8 @@ from budwood.data.batch import Batch, Features, budget_batches
 from budwood.data.source import load_task
 from budwood.data.task import Task
 from budwood.errors import ConfigError, ModelError
-from budwood.models.load import load, model_hash
+from budwood.models.identity import model_hash
+from budwood.models.load import load
 from budwood.models.mode import in_mode
 from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading
 from budwood.models.reference import resolve

@@ -29,7 +29,8 @@ from budwood.engine.jobs import Job
 from budwood.engine.local import run_jobs
 from budwood.errors import ConfigError, DataError, StoreError
 from budwood.methods.session import RUNS, Session
-from budwood.models.load import HeadMissing, HeadSpec, Loaded, load, model_hash
+from budwood.models.identity import model_hash
+from budwood.models.load import HeadMissing, HeadSpec, Loaded, load
 from budwood.models.output import states_at
 from budwood.models.reading import RowFeed, reads_left_to_right
 from budwood.models.reference import ModelRef, resolve

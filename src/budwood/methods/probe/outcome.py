@@ -22,7 +22,7 @@ from budwood.methods.probe.labels import Fitted
 from budwood.methods.probe.side import Side, kind_of
 from budwood.methods.probe.spans import SpanFit
 from budwood.methods.session import Session
-from budwood.models.load import model_hash
+from budwood.models.identity import model_hash
 from budwood.models.reference import ModelRef
 from budwood.store.files import read_json, write_json, write_text, writing
 

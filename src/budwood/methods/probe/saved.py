@@ -18,7 +18,7 @@ from budwood.errors import DataError, ModelError, StoreError
 from budwood.methods.probe import spans
 from budwood.methods.probe.outcome import Home, keep_answers, keep_guesses, table
 from budwood.methods.probe.side import Side, dressed
-from budwood.models.load import model_hash
+from budwood.models.identity import model_hash
 from budwood.store.files import read_json, write_json, write_text
 
 

@@ -1,0 +1,29 @@
+"""Hashes by which models and tokenizers are known, whatever their files are called."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from budwood.params.tree import named
+
+
+def model_hash(model: nn.Module) -> str:
+    """A hash of every parameter's canonical name, shape and float32 bytes."""
+    h = hashlib.blake2b(digest_size=16)
+    for name, parameter in sorted(named(model).items()):
+        value: Tensor = parameter.detach().to("cpu", torch.float32).contiguous()
+        h.update(f"{name}\x00{tuple(value.shape)}\x00".encode())
+        h.update(value.numpy().tobytes())
+    return h.hexdigest()
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """A hash of every token and its id: two tokenizers with the same one number words alike."""
+    h = hashlib.blake2b(digest_size=16)
+    for token, number in sorted(tokenizer.get_vocab().items()):
+        h.update(f"{number}\x00{token}\x00".encode("utf-8", "surrogatepass"))
+    return h.hexdigest()
