@@ -17,7 +17,19 @@ if TYPE_CHECKING:
     from budwood.methods.result import Result
     from budwood.params.graft import Graft
 
-__all__ = ["Graft", "evaluate", "finetune", "fisher", "graft", "inject", "linear", "probe", "task", "validate"]
+__all__ = [
+    "Graft",
+    "evaluate",
+    "finetune",
+    "fisher",
+    "graft",
+    "influence",
+    "inject",
+    "linear",
+    "probe",
+    "task",
+    "validate",
+]
 
 
 def task(name: str, **settings: Any) -> Task:
@@ -57,6 +69,11 @@ def inject(model: Any, task: str | Task, **settings: Any) -> Result:
 def graft(base: Any, tuned: Any, task: str | Task, **settings: Any) -> Result:
     """The few weights of `tuned` that carry the skill (`graft learn`); the file is `result.metrics["file"]`."""
     return _run("graft learn", [base, tuned], task, settings)
+
+
+def influence(model: Any, task: str | Task, **settings: Any) -> Result:
+    """Which training rows made the model's answers; the matrices are in `result.run / "scores"`."""
+    return _run("influence score", model, task, settings)
 
 
 def probe(models: Any, task: str | Task, **settings: Any) -> Result:
