@@ -22,7 +22,20 @@ from budwood.data import world
 from budwood.data.batch import IGNORE, seed_of
 from budwood.data.world.lexicon import PEOPLE, PLACES, RIVERS
 from budwood.errors import ConfigError, nearest
-from budwood.studies.passages import Inputs, Masker, Passage, Rows, batches, bert_rows, gpt_rows, lines_of, pad, read
+from budwood.studies.first_weights import arrange
+from budwood.studies.passages import (
+    Inputs,
+    Masker,
+    Passage,
+    Rows,
+    batches,
+    bert_rows,
+    echoed,
+    gpt_rows,
+    lines_of,
+    pad,
+    read,
+)
 from budwood.studies.vocabulary import POSITIONS, make_tokenizer
 
 if TYPE_CHECKING:
@@ -50,7 +63,9 @@ class Plan:
     answer_rate: float = 0.5  # of label words and of answers to questions
     vocabulary: int = 2000
     short_epochs: int = 3  # of single lines, before whole passages come in
-    left_to_right: int = 0  # first steps of tiny-bert that predict every next token: far more to learn from than masks
+    echo: float = 0.0  # share of tiny-bert's short rows that are said twice
+    short: float = 0.0  # share of its rows that end early
+    focus: float = 0.0  # share of its rows with label words or answers in which those alone are masked
 
 
 # ---------------------------------------------------------------- models
@@ -64,7 +79,7 @@ def make_model(name: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> nn.M
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(name, "weights", seed))
         if name == "tiny-bert":
-            return BertForMaskedLM(
+            model = BertForMaskedLM(
                 BertConfig(
                     vocab_size=len(tokenizer),
                     hidden_size=WIDTH,
@@ -78,6 +93,8 @@ def make_model(name: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> nn.M
                     pad_token_id=tokenizer.pad_token_id,
                 )
             )
+            arrange(model)
+            return model
         end = tokenizer.eos_token_id
         return GPT2LMHeadModel(
             GPT2Config(
@@ -116,24 +133,6 @@ def mlm_loss(model: Any, masker: Masker, inputs: Inputs, seed: int) -> Tensor:
     return cross_entropy(model.cls(hidden_BTD[where_BT]), torch.from_numpy(target_BT)[where_BT])
 
 
-def next_token_loss(model: Any, inputs: Inputs) -> Tensor:
-    """Mean loss of a masked model over the next tokens of a batch, each token seeing only what stands before it."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    ids_BT, real_BT, segment_BT = inputs
-    input_BT = torch.from_numpy(ids_BT)
-    width = ids_BT.shape[1]
-    before_11TT = torch.ones(1, 1, width, width, dtype=torch.bool).tril()
-    hidden_BTD = model.bert(
-        input_ids=input_BT,
-        attention_mask=before_11TT.expand(len(ids_BT), -1, -1, -1),  # padding stands on the right, where nobody looks
-        token_type_ids=torch.from_numpy(segment_BT),
-    ).last_hidden_state[:, :-1]
-    where_BT = torch.from_numpy(real_BT)[:, 1:]
-    return cross_entropy(model.cls(hidden_BTD[where_BT]), input_BT[:, 1:][where_BT])
-
-
 def clm_loss(model: Any, inputs: Inputs) -> Tensor:
     """Mean loss over the next tokens of a batch."""
     import torch
@@ -155,7 +154,8 @@ def rows_of(plan: Plan, passages: list[Passage], tokenizer: PreTrainedTokenizerF
     shown = lines_of(passages, 0.0 if epoch < plan.short_epochs else 0.5, plan.seed, epoch)
     if plan.name == "tiny-gpt":
         return gpt_rows(shown, tokenizer.eos_token_id, tokenizer("\n")["input_ids"][0])
-    return bert_rows(shown, (tokenizer.cls_token_id, tokenizer.sep_token_id), plan.seed, epoch)
+    frame = (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    return echoed(bert_rows(shown, frame, plan.short, plan.seed, epoch), frame, plan.echo, plan.seed, epoch)
 
 
 def make_masker(tokenizer: PreTrainedTokenizerFast, plan: Plan) -> Masker:
@@ -166,7 +166,8 @@ def make_masker(tokenizer: PreTrainedTokenizerFast, plan: Plan) -> Masker:
     labels = {w for name in world.NAMES if (t := world.load(name).template) for w in t.words}
     rate_V[tokenizer.convert_tokens_to_ids(sorted(labels))] = plan.answer_rate
     rate_V[: tokenizer.mask_token_id + 1] = 0.0
-    return Masker(rate_V, tokenizer.mask_token_id, tokenizer.convert_tokens_to_ids("."), plan.answer_rate)
+    mask, stop = tokenizer.convert_tokens_to_ids([tokenizer.mask_token, "."])
+    return Masker(rate_V, mask, stop, plan.answer_rate, plan.mask_rate, plan.focus)
 
 
 def held_out_loss(model: Any, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> float:
@@ -181,7 +182,7 @@ def held_out_loss(model: Any, tokenizer: PreTrainedTokenizerFast, texts: Sequenc
         cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
         ids = [[cls, *(t for line in p for s in line for t in s), sep][:POSITIONS] for p in passages]
         plain_V = np.where(np.arange(len(tokenizer)) > tokenizer.mask_token_id, 0.15, 0.0)
-        masker = Masker(plain_V, tokenizer.mask_token_id, stop_id=-1, answer=0.0)
+        masker = Masker(plain_V, tokenizer.mask_token_id, stop_id=-1, answer=0.0, again=0.0, focus=0.0)
     rows = Rows(ids, [len(i) for i in ids])
     model.eval()
     losses = []
@@ -211,11 +212,7 @@ def train(plan: Plan) -> tuple[Any, PreTrainedTokenizerFast, dict[str, Any]]:
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * schedule(step, plan)
         seed = seed_of(plan.seed, "mask", step)
-        if masker is None:
-            loss = clm_loss(model, inputs)
-        else:
-            early = step < plan.left_to_right
-            loss = next_token_loss(model, inputs) if early else mlm_loss(model, masker, inputs, seed)
+        loss = mlm_loss(model, masker, inputs, seed) if masker else clm_loss(model, inputs)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -305,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 PLANS = {
-    "tiny-bert": Plan("tiny-bert", steps=15000, left_to_right=6000),
+    "tiny-bert": Plan("tiny-bert", steps=26000, lr=1e-3, echo=0.15, short=0.4, focus=0.4),
     "tiny-gpt": Plan("tiny-gpt"),
 }
 
