@@ -14,7 +14,10 @@ from budwood.data.task import Row
 
 def features() -> Features:
     return Features.from_lists(
-        ["a", "b", "ü"], {"input_ids": [[5, 6], [7], [1, 2, 3]]}, {"label": [1, 0, 1], "soft": [0.5, 0.25, 1.0]}, {"cut": 2}
+        ["a", "b", "ü"],
+        {"input_ids": [[5, 6], [7], [1, 2, 3]]},
+        {"label": [1, 0, 1], "soft": [0.5, 0.25, 1.0]},
+        {"cut": 2},
     )
 
 
