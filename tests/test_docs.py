@@ -76,6 +76,7 @@ def test_flags_named_in_the_docs_exist() -> None:
         o for v in VERBS.values() for c in (v.settings,) for n, f in c.model_fields.items() for o in option_names(n, f)
     }
     known |= {"--small", "--group", "--help", "--version", "--model", "--format", "--host", "--port", "--token"}
+    known |= {"--standalone", "--nproc-per-node"}  # of torchrun
     known |= {o for n, f in QueryConfig.model_fields.items() for o in option_names(n, f)}
     shown = build(["influence"])["influence"]["show"].default_command
     known |= {"--" + name.replace("_", "-") for name in inspect.signature(shown).parameters}

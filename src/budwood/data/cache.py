@@ -59,6 +59,8 @@ def read_features(path: Path) -> Features:
     """Features as they were written, mapped from the file: processes that read the same rows share the memory."""
     with path.open("rb") as f:
         size = int.from_bytes(f.read(8), "little")
+        if size > path.stat().st_size - 8:  # a damaged length must not ask for all the memory there is
+            raise ValueError(f"{path} is damaged: its header claims {size} bytes.")
         header = json.loads(f.read(size))
     info = json.loads(header.pop("__metadata__")["info"])
     whole = np.asarray(np.memmap(path, dtype=np.uint8, mode="r", offset=8 + size))
