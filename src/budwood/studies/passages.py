@@ -42,7 +42,7 @@ def lines_of(passages: Sequence[Passage], whole: float, seed: int, epoch: int) -
 
 
 def bert_rows(passages: Sequence[Passage], frame: tuple[int, int], short: float, seed: int, epoch: int) -> Rows:
-    """One segment, or two cut at a sentence, drawn anew every epoch; a share of them ends early, at a sentence too.
+    """One segment, or two cut at a sentence, in either order, drawn anew every epoch; a share of them ends early.
 
     What comes later often tells a masked word away ("it was [MASK] . i loved it ."): without it a model has to read.
     """
@@ -55,9 +55,12 @@ def bert_rows(passages: Sequence[Passage], frame: tuple[int, int], short: float,
         if len(told) > 1 and rng.random() < short:
             told = told[: int(rng.integers(1, len(told) + 1))]
         cut = int(rng.integers(1, len(told))) if len(told) > 1 and rng.random() < 0.4 else len(told)
-        row = [cls, *(t for s in told[:cut] for t in s), sep]
+        one, two = told[:cut], told[cut:]
+        if two and rng.random() < 0.5:  # as questions stand before what they are asked about
+            one, two = two, one
+        row = [cls, *(t for s in one for t in s), sep]
         second.append(len(row))
-        rest = [t for s in told[cut:] for t in s]
+        rest = [t for s in two for t in s]
         ids.append((row + rest + ([sep] if rest else []))[:POSITIONS])
     return Rows(ids, second)
 
@@ -109,8 +112,8 @@ def batches(rows: Rows, tokens: int, seed: int, epoch: int) -> Iterator[np.ndarr
 class Masker:
     """Chooses what is hidden: each token of the vocabulary has a rate of its own.
 
-    A word that stands elsewhere in its row too has the rate `again` at least: it can be found there. If it also stood
-    before and ends a sentence, as answers to questions do, it has the rate `answer`.
+    A word that stands elsewhere in its row too has the rate `again` at least: it can be found there. If it also ends a
+    sentence, as answers to questions do, it has the rate `answer`; of several such places not the first.
     """
 
     rate_V: np.ndarray  # 0 for special tokens
@@ -133,7 +136,9 @@ class Masker:
             first_BT.ravel()[np.unique(key_BT, return_index=True)[1]] = True
             last_BT = np.pad(ids_BT[:, 1:] == self.stop_id, ((0, 0), (0, 1)))
             rate_BT = np.where(again_BT, np.maximum(rate_BT, self.again), rate_BT)
-            rate_BT = np.where(again_BT & last_BT & ~first_BT, self.answer, rate_BT)
+            closing_BT = again_BT & last_BT
+            alone_BT = np.bincount(key_BT.ravel(), closing_BT.ravel(), size * len(ids_BT))[key_BT] == 1
+            rate_BT = np.where(closing_BT & (alone_BT | ~first_BT), self.answer, rate_BT)
             rate_BT = self._focused(rng, key_BT, (rate_BT == self.answer) & real_BT, rate_BT)
         chosen_BT = (rng.random(ids_BT.shape) < rate_BT) & real_BT
         fate_BT = rng.random(ids_BT.shape)
