@@ -338,7 +338,8 @@ def cross_validate(
 
     >>> x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long().numpy()
-    >>> cross_validate(x, y, 2, (0.1, 1.0), stratified_folds(y, 3)).predict(x).mean() > 0.3
+    >>> found = cross_validate(x, y, 2, (0.1, 1.0), stratified_folds(y, 3))
+    >>> bool((found.predict(x) == y).mean() > 0.9)
     True
     """
     rising = tuple(sorted(float(c) for c in costs))
