@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from budwood.capture.activations import activations
 from budwood.config.probe import FeatureConfig
 from budwood.data.batch import IGNORE, Batch, Features, budget_batches
+from budwood.data.opened import Key
 from budwood.data.source import load_task
 from budwood.data.task import Task
 from budwood.engine.jobs import Job
@@ -130,20 +131,8 @@ def _place(ids_BT: Tensor, real_BT: Tensor, kind: str, mask_id: int | None) -> T
     return real_BT.sum(1) - 1 if kind == "last" else torch.zeros(len(ids_BT), dtype=torch.long)
 
 
-@dataclass(frozen=True)
-class _Key:
-    settings: str
-    task: Task | None = None
-
-    def __hash__(self) -> int:
-        return hash(self.settings)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.settings == self.settings
-
-
 @lru_cache(maxsize=1)
-def _model(key: _Key) -> Reading:
+def _model(key: Key) -> Reading:
     given = json.loads(key.settings)
     cfg = FeatureConfig(**given["settings"])
     task = key.task or load_task(cfg)
@@ -159,7 +148,7 @@ def _model(key: _Key) -> Reading:
 
 def open_reading(ask: Ask, task: Task | None = None) -> Reading:
     """The model of an extraction at its task; the last one is kept in memory."""
-    return _model(_Key(canonical({k: v for k, v in ask.as_dict().items() if k not in ("split", "kind")}), task))
+    return _model(Key(canonical({k: v for k, v in ask.as_dict().items() if k not in ("split", "kind")}), task))
 
 
 def config_of(cfg: Any) -> dict[str, Any]:

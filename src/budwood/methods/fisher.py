@@ -22,6 +22,7 @@ from budwood.capture.gradients import Coverage, Question, cover, per_example_gra
 from budwood.capture.questions import labels_for, questions
 from budwood.config.fisher import FisherConfig, FisherKind
 from budwood.data.batch import Batch, Features, budget_batches
+from budwood.data.opened import Key
 from budwood.data.task import Task, as_json, from_json
 from budwood.engine.jobs import Job
 from budwood.engine.run import run_all
@@ -52,7 +53,7 @@ def fisher(session: Session) -> dict[str, Any]:
         return _from_adam(session)
     settings = _settings(session)
     with session.progress.stage("load"):
-        shop = _open(_Key(canonical(settings), session.task))
+        shop = _open(Key(canonical(settings), session.task))
         kind = shop.kind
     shards = -(-len(shop.features) // cfg.shard_rows)
     manifest = {**_manifest(session), **_facts(shop)}
@@ -136,22 +137,8 @@ class _Shop:
     cfg: FisherConfig
 
 
-@dataclass(frozen=True)
-class _Key:
-    """What identifies a shop; the task rides along where it is already in memory."""
-
-    settings: str
-    task: Task | None = None
-
-    def __hash__(self) -> int:
-        return hash(self.settings)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.settings == self.settings
-
-
 @lru_cache(maxsize=1)
-def _open(key: _Key) -> _Shop:
+def _open(key: Key) -> _Shop:
     import json
 
     settings = json.loads(key.settings)
@@ -189,7 +176,7 @@ def kind_for(cfg: FisherConfig, task: Task) -> FisherKind:
 def shard(arguments: dict[str, Any], part: Path) -> None:
     """Job: the sums of one shard of rows."""
     number = arguments.pop("shard")
-    shop = _open(_Key(canonical(arguments)))
+    shop = _open(Key(canonical(arguments)))
     size = shop.cfg.shard_rows
     # longest first, so that rows of one shard have one length and next to nothing is padded
     order = np.argsort(-shop.features.lengths_N, kind="stable")[number * size : (number + 1) * size]

@@ -158,7 +158,9 @@ def _train(model: Logistic, ids: torch.Tensor, labels: torch.Tensor, weight: tor
     step.step(loss)
 
 
-def test_leave_one_out_retraining_of_logistic_regression(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def left_out(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Agreement of EKFAC with leaving every row out of an L2 logistic regression in turn."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(110, 5, generator=generator, dtype=torch.float64)
     labels = (x[:, 0] + 0.7 * torch.randn(110, generator=generator, dtype=torch.float64) > 0).long()
@@ -172,7 +174,7 @@ def test_leave_one_out_retraining_of_logistic_regression(tmp_path: Path) -> None
     shop = shop_of(
         read, every, FitConfig(task="toy", fisher="exact", strategy=("ekfac", "kfac", "diagonal", "identity"))
     )
-    factors = fit(shop, tmp_path, np.arange(rows))
+    factors = fit(shop, tmp_path_factory.mktemp("left-out"), np.arange(rows))
     assert [m.name for m in factors.maps] == ["classifier"]
     queries = np.arange(rows, 110)
     got = scores(shop, factors, [Setting("ekfac", f"{decay}"), Setting("kfac", f"{decay}")], queries)[:, :, :rows]
@@ -188,5 +190,13 @@ def test_leave_one_out_retraining_of_logistic_regression(tmp_path: Path) -> None
         with torch.no_grad():
             after = Head().margin(model(ids[rows:]).logits, type("T", (), {"label_M": labels[rows:], "row_M": None})())
         want[:, n] = (before - after).numpy()  # what the row was worth to the query
-    # the curvature of two classes is no Kronecker product, so EKFAC falls a little short of the exact inverse
-    assert spearman_by_row(got[0], want).mean() >= 0.98
+    return float(spearman_by_row(got[0], want).mean())
+
+
+def test_leave_one_out_retraining_of_logistic_regression(left_out: float) -> None:
+    assert left_out >= 0.98
+
+
+@pytest.mark.xfail(strict=True, reason="two classes' curvature is no Kronecker product: EKFAC reaches 0.989, not 0.99")
+def test_leave_one_out_retraining_is_met_to_the_last_percent(left_out: float) -> None:
+    assert left_out >= 0.99

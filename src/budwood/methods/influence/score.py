@@ -22,6 +22,7 @@ from torch import Tensor
 from budwood.capture.stream import Map
 from budwood.config.influence import BASELINES, STRATEGIES, ScoreConfig
 from budwood.data.batch import Features
+from budwood.data.opened import Key
 from budwood.data.task import Row, Task
 from budwood.engine.jobs import Job
 from budwood.engine.local import run_jobs
@@ -41,7 +42,7 @@ from budwood.methods.influence.precondition import (
 )
 from budwood.methods.influence.profile import profile
 from budwood.methods.influence.scores import Matrix, Stored, Tokens, pack, unpack, writing_scores
-from budwood.methods.influence.workshop import ROWS, Key, Shop, memory_budget, open_shop, settings_for
+from budwood.methods.influence.workshop import ROWS, Shop, memory_budget, open_shop, settings_for
 from budwood.methods.session import Session
 from budwood.params.select import layer_of
 from budwood.store.files import canonical

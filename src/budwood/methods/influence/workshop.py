@@ -20,6 +20,7 @@ from budwood.capture.stream import Map, Sides, maps_of, stream
 from budwood.capture.uses import layout_of, linear_io
 from budwood.config.influence import STRATEGIES, FitConfig
 from budwood.data.batch import Batch, Features, budget_batches
+from budwood.data.opened import Key
 from budwood.data.source import load_task
 from budwood.data.task import Task
 from budwood.errors import ConfigError, ModelError
@@ -80,20 +81,6 @@ class Shop:
     ) -> list[np.ndarray]:
         """`order` cut into batches of rows of like length."""
         return [order[i] for i in budget_batches(features.lengths_N[order], tokens, most)]
-
-
-@dataclass(frozen=True)
-class Key:
-    """What identifies a shop; the task rides along where it is already in memory."""
-
-    settings: str
-    task: Task | None = None
-
-    def __hash__(self) -> int:
-        return hash(self.settings)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and other.settings == self.settings
 
 
 def settings_for(cfg: Any, model: str) -> dict[str, Any]:

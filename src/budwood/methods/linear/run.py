@@ -14,6 +14,7 @@ import torch
 from budwood.config.finetune import EvaluateConfig
 from budwood.config.linear import LinearConfig
 from budwood.data.batch import seed_of
+from budwood.data.opened import Key
 from budwood.data.task import Task
 from budwood.data.words import WordList, word_list
 from budwood.errors import ConfigError, DataError, ModelError
@@ -23,7 +24,7 @@ from budwood.linalg.metrics import accuracy_interval
 from budwood.methods.linear.classify import Split, classify
 from budwood.methods.linear.families import States, solver_of, solver_of_p
 from budwood.methods.linear.saving import save_p
-from budwood.methods.linear.states import Key, Shop, collect_states, open_shop, settings_for
+from budwood.methods.linear.states import Shop, collect_states, open_shop, settings_for
 from budwood.methods.session import RUNS, Session
 from budwood.models.load import load
 from budwood.models.output import is_tied, vocabulary_of

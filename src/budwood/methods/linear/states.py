@@ -22,6 +22,7 @@ from budwood.data import encode
 from budwood.data.batch import Features, budget_batches
 from budwood.data.cache import rows_digest
 from budwood.data.encoding import Encoding
+from budwood.data.opened import Key
 from budwood.data.registry import PUBLIC
 from budwood.data.source import load_task
 from budwood.data.task import Row, Task, Template
@@ -159,20 +160,6 @@ class Shop:
     def asks(self, prompted: bool) -> tuple[str | None, Read]:
         """Prompt and place."""
         return (prompt_of(self.cfg, self.task) if prompted else None), place_of(self.cfg.read, self.speaker, prompted)
-
-
-@dataclass(frozen=True)
-class Key:
-    """What identifies a shop; the task rides along where it is already in memory."""
-
-    settings: str
-    task: Task | None = None
-
-    def __hash__(self) -> int:
-        return hash(self.settings)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and other.settings == self.settings
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ from budwood.data.task import Row, Task
 from budwood.linalg import metrics as measure
 from budwood.linalg.ranking import bootstrap_mean
 from budwood.methods.probe.side import Side
+from budwood.train.baselines import word_answers
 
 DRAWS = 1000
 
@@ -76,16 +77,7 @@ def bag_of_words(task: Task, train: Side, test: Side) -> float | None:
         return None
     if task.kind == "tokens":
         return score(task, test, _by_type(train, test, len(task.labels)))[0]
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-
-    # words of the second text are told from those of the first
-    texts = [[r.text + " " + " ".join(f"2_{w}" for w in (r.pair or "").split()) for r in s.rows] for s in (train, test)]
-    counter = CountVectorizer(token_pattern=r"(?u)\S+").fit(texts[0])
-    if len(np.unique(train.label_M)) < 2:
-        return majority(task, train, test)
-    model = LogisticRegression(max_iter=300).fit(counter.transform(texts[0]), train.label_M)
-    return score(task, test, model.predict(counter.transform(texts[1])))[0]
+    return score(task, test, word_answers(train.rows, test.rows))[0]
 
 
 def _by_type(train: Side, test: Side, classes: int) -> np.ndarray:
