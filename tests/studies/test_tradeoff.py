@@ -31,22 +31,27 @@ def test_medians_and_ranges_over_seeds() -> None:
 
 
 def test_the_knee_is_met_with_its_reason() -> None:
-    found = knee(grouped([PLAIN, *SWEEP], "text"), base_kept=1.0)
+    found = knee(grouped([PLAIN, *SWEEP], "text"), base_kept=1.0, trivial=0.9)
     assert found["met"] is True and found["strength"] == 10.0 and found["avoided"] == pytest.approx(0.75)
     assert "75% of the rise avoided" in found["reason"] and not found["better"]
 
 
 def test_a_knee_that_is_not_met_names_what_does_better() -> None:
     cells = [PLAIN, cell("ewc", 1.0, 0.22, 8.0), cell("ewc", 10.0, 0.5, 2.0), cell("replay", None, 0.21, 1.0)]
-    found = knee(grouped(cells, "text"), base_kept=1.0)
+    found = knee(grouped(cells, "text"), base_kept=1.0, trivial=0.9)
     assert found["met"] is False and [b["retain"] for b in found["better"]] == ["replay"]
     assert "no strength" in found["reason"]
 
 
 def test_without_forgetting_there_is_no_knee() -> None:
-    found = knee(grouped([cell("none", None, 0.2, 0.9), *SWEEP], "text"), base_kept=1.0)
+    found = knee(grouped([cell("none", None, 0.2, 0.9), *SWEEP], "text"), base_kept=1.0, trivial=0.9)
     assert found["met"] is None and "nothing to hold" in found["reason"]
-    assert knee(grouped(SWEEP, "text"), 1.0)["met"] is None
+    assert knee(grouped(SWEEP, "text"), 1.0, 0.9)["met"] is None
+
+
+def test_a_skill_that_was_not_learned_has_no_knee() -> None:
+    found = knee(grouped([PLAIN, *SWEEP], "text"), base_kept=1.0, trivial=0.2)
+    assert found["met"] is None and "did not learn the skill" in found["reason"] and "better" not in found
 
 
 def test_hypervolume_counts_from_plain_training_and_the_trivial_answer() -> None:

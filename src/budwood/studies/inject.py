@@ -333,7 +333,7 @@ def _compared(session: Session, cells: list[dict[str, Any]], before: list[dict[s
         "groups": groups,
         "front": [{"retain": g["retain"], "strength": g["strength"]} for g in groups if g["front"]],
         "hypervolume": area,
-        "knee": knee(groups, base_kept),
+        "knee": knee(groups, base_kept, reference),
     }
 
 

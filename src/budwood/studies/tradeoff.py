@@ -68,15 +68,19 @@ def hypervolumes(cells: Sequence[Cell], main: str, new_reference: float) -> dict
     return out
 
 
-def knee(groups: Sequence[Mapping[str, Any]], base_kept: float) -> dict[str, Any]:
+def knee(groups: Sequence[Mapping[str, Any]], base_kept: float, trivial: float) -> dict[str, Any]:
     """The strength of EWC to take, whether it clears both bars, why, and what does better.
 
-    Without a cell of plain training, or where that costs the kept task nothing, there is no knee.
+    Without a cell of plain training, where that is no better at the new skill than the error `trivial` of an answer
+    that needs no skill, or where it costs the kept task nothing, there is no knee.
     """
     plain = next((g for g in groups if g["retain"] == "none"), None)
     held = [g for g in groups if g["retain"] == "ewc"]
     if plain is None or not held:
         return {"met": None, "reason": "needs --retain none and ewc"}
+    if plain["new_error"] >= trivial:
+        told = f"plain training did not learn the skill (error {plain['new_error']:.3g}, trivial {trivial:.3g})"
+        return {"met": None, "reason": f"{told}: train longer before weighing what it costs"}
     rise = plain["kept_error"] - base_kept
     if rise <= 0:
         return {"met": None, "reason": "plain training costs the kept task nothing, so there is nothing to hold"}
