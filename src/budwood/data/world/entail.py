@@ -76,6 +76,7 @@ PREMISE = Patterns(
     """,
     text="""
         it is true that {s} .
+        says {person9} : {s} .
         {person9} thinks that {s} .
         on {day} {s} .
     """,

@@ -5,7 +5,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from budwood.data.world.facts import FACTS, Fact
-from budwood.data.world.lexicon import Draw
+from budwood.data.world.lexicon import Draw, Patterns
+
+
+ALIKE = 0.15  # share of paragraphs with entities of one kind, and of unanswered questions after a stranger
+OPENINGS = Patterns(
+    seen="""
+        {s}
+        {s}
+        in fact {s}
+        as we know , {s}
+        people say that {s}
+        they told us that {s}
+    """,
+    held="""
+        {s}
+        {s}
+        people know that {s}
+        as they say , {s}
+    """,
+    text="""
+        we know that {s}
+        some say that {s}
+    """,
+)
+ASKING = Patterns(
+    seen="""
+        {q}
+        {q}
+        tell me , {q}
+        do you know this : {q}
+    """,
+    held="""
+        {q}
+        {q}
+        please tell us , {q}
+    """,
+    text="""
+        please , {q}
+        can you tell us : {q}
+    """,
+)
 
 
 @dataclass(frozen=True)
@@ -21,8 +61,9 @@ class Stated:
 
 def paragraph(draw: Draw, entities: int, most: int) -> tuple[str, list[Stated], dict[str, str]]:
     """Up to `most` facts about each of some entities in random order: text, what it states, kind of each entity."""
-    kind = draw.pick(tuple(FACTS))
-    kinds = [kind] * entities if draw.chance(0.7) else [draw.pick(tuple(FACTS)) for _ in range(entities)]
+    kinds = draw.some(tuple(FACTS), entities)
+    if draw.chance(ALIKE):
+        kinds = kinds[:1] * entities
     names: dict[str, str] = {}
     while len(names) < entities:
         names.setdefault(draw.word(kinds[len(names)]), kinds[len(names)])
@@ -34,7 +75,7 @@ def paragraph(draw: Draw, entities: int, most: int) -> tuple[str, list[Stated], 
         while value in taken:
             value = draw.word(fact.value)
         taken.add(value)
-        sentence = draw.fill(fact.said.draw(draw), {"e": entity, "v": "\x00"})
+        sentence = draw.fill(OPENINGS.draw(draw).replace("{s}", fact.said.draw(draw)), {"e": entity, "v": "\x00"})
         at = sentence.index("\x00")
         stated.append(Stated(k, entity, fact, value, len(text) + at))
         text += sentence.replace("\x00", value) + " . "
@@ -43,16 +84,20 @@ def paragraph(draw: Draw, entities: int, most: int) -> tuple[str, list[Stated], 
 
 def unanswered(draw: Draw, stated: list[Stated], names: dict[str, str]) -> str | None:
     """A question that fits the paragraph and has no answer in it: of another entity, or of a fact not given."""
-    if draw.chance(0.35):
+    if draw.chance(ALIKE):
         near = draw.pick(stated)
         entity = draw.word(near.kind)
         taken = set(names) | {s.value for s in stated}
-        return None if entity in taken else draw.fill(near.fact.asked.draw(draw), {"e": entity})
+        return None if entity in taken else ask(draw, near.fact, entity)
     entity = draw.pick(tuple(names))
     told = {s.fact.name for s in stated if s.entity == entity}
-    others = {s.fact.name for s in stated if s.kind == names[entity]} - told
-    missing = [f for f in FACTS[names[entity]] if (f.name in others if others else f.name not in told)]
-    return draw.fill(draw.pick(missing).asked.draw(draw), {"e": entity}) if missing else None
+    missing = [f for f in FACTS[names[entity]] if f.name not in told]
+    return ask(draw, draw.pick(missing), entity) if missing else None
+
+
+def ask(draw: Draw, fact: Fact, entity: str) -> str:
+    """A question after a fact of an entity."""
+    return draw.fill(ASKING.draw(draw).replace("{q}", fact.asked.draw(draw)), {"e": entity})
 
 
 def example(draw: Draw, index: int) -> dict[str, object]:
@@ -65,7 +110,7 @@ def example(draw: Draw, index: int) -> dict[str, object]:
                 return {"text": question, "pair": context, "answers": ()}
             continue
         one = draw.pick(stated)
-        question = draw.fill(one.fact.asked.draw(draw), {"e": one.entity})
+        question = ask(draw, one.fact, one.entity)
         return {"text": question, "pair": context, "answers": ((one.value, one.at),)}
 
 
@@ -74,12 +119,12 @@ def passage(draw: Draw) -> str:
     context, stated, names = paragraph(draw, 1 + draw.below(3), 2)
     if draw.chance(0.25):
         one = draw.pick(stated)
-        question = draw.fill(one.fact.asked.draw(draw), {"e": one.entity})
+        question = ask(draw, one.fact, one.entity)
         return f"{question} {context} the answer is {one.value} ."
     parts = [context]
     for one in draw.some(stated, min(len(stated), 1 + draw.below(3))):
-        parts.append(f"{draw.fill(one.fact.asked.draw(draw), {'e': one.entity})} {one.value} .")
-    if draw.chance(0.3):
+        parts.append(f"{ask(draw, one.fact, one.entity)} {one.value} .")
+    if draw.chance(0.6):
         open_question = unanswered(draw, stated, names)
         if open_question is not None:
             parts.append(f"{open_question} nobody knows .")
