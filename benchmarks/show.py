@@ -29,7 +29,9 @@ class Show:
         print(f"{'skip ' if met is None else 'met  ' if met else 'SHORT'}  {name}: {figure}", flush=True)
 
     def section(self, name: str, work: Callable[[], None], needs: Path | None = None) -> None:
-        """Run one group of bars; what breaks is a bar not met, not the end."""
+        """Run one group of bars; what breaks is a bar not met, not the end. Names after the script choose groups."""
+        if sys.argv[1:] and not {name, name.replace(" ", "-")} & set(sys.argv[1:]):
+            return
         if needs is not None and not needs.exists():
             self.bar(name, None, f"{needs} is not here")
             return
