@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from budwood.store.files import read_json
 from budwood.studies.verbs import run_verb, verb_named
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-REFERENCE = re.compile(r"\{(\w[\w-]*)\}")
+REFERENCE = re.compile(r"\{(\w[\w.-]*)\}")
+EVERY = re.compile(r"\{(\w[\w.-]*-)\*\}")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def read_recipe(name: str, wishes: Wishes | None = None) -> Script:
     """A shipped recipe or a YAML file, checked as a whole before its first step runs.
 
     The file has `about`, `defaults` (settings of every step), `small` (settings that replace them with --small) and
-    `steps`: a list of {id, verb, model or models, and the verb's own settings}.
+    `steps`: a list of {id, verb, model or models, and the verb's own settings}. A step with `matrix` (setting: list of
+    values) stands for one step per combination, called id-value-value; "{id-*}" in a list names them all.
     """
     import yaml
 
@@ -94,9 +97,7 @@ def _steps(content: Mapping[str, Any], path: Path, wishes: Wishes) -> tuple[Step
     shared = {**(content.get("defaults") or {}), **((content.get("small") or {}) if wishes.small else {})}
     steps = []
     used = {"model", "models"}
-    for place, raw in enumerate(content["steps"]):
-        own = {**raw, **((raw.get("small") or {}) if wishes.small else {})}
-        own.pop("small", None)
+    for place, own in enumerate(_spread(content["steps"], path, wishes.small)):
         verb, name, says = str(own.pop("verb", "")), str(own.pop("id", f"step{place + 1}")), str(own.pop("says", ""))
         models = own.pop("models", own.pop("model", shared.get("models", shared.get("model", ()))))
         models = [models] if isinstance(models, str) else list(models)
@@ -123,6 +124,39 @@ def _steps(content: Mapping[str, Any], path: Path, wishes: Wishes) -> tuple[Step
             f"{path}: no step has the setting '{lost[0]}' of `defaults` or `small`.{nearest(lost[0], known)}"
         )
     return tuple(steps)
+
+
+def _spread(raw: list[Mapping[str, Any]], path: Path, small: bool) -> list[dict[str, Any]]:
+    """The steps with every `matrix` written out, and "{id-*}" replaced by all steps it stands for."""
+    steps: list[dict[str, Any]] = []
+    for given in raw:
+        own = {**given, **((given.get("small") or {}) if small else {})}
+        own.pop("small", None)
+        matrix = own.pop("matrix", None) or {}
+        if not isinstance(matrix, Mapping) or not all(isinstance(v, list) and v for v in matrix.values()):
+            raise ConfigError(f"{path}: `matrix` of step '{own.get('id')}' must give a list for every setting.")
+        if matrix and "id" not in own:
+            raise ConfigError(f"{path}: a step with `matrix` needs an id, from which those of its runs are made.")
+        own = {k: _all_of(v, [s["id"] for s in steps if "id" in s]) for k, v in own.items()}
+        for values in product(*matrix.values()):
+            name = {"id": "-".join(map(str, (own["id"], *values)))} if matrix else {}
+            steps.append({**own, **dict(zip(matrix, values, strict=True)), **name})
+    return steps
+
+
+def _all_of(value: Any, known: list[str]) -> Any:
+    """A list in which "{id-*}" became every known step of that beginning.
+
+    >>> _all_of(["{tune-*}", "tiny-bert"], ["tune-1", "tune-2", "fisher"])
+    ['{tune-1}', '{tune-2}', 'tiny-bert']
+    """
+    if not isinstance(value, list):
+        return value
+    out: list[Any] = []
+    for x in value:
+        found = EVERY.fullmatch(x) if isinstance(x, str) else None
+        out += [f"{{{n}}}" for n in known if n.startswith(found[1])] if found else [x]
+    return out
 
 
 def _check(script: Script, path: Path) -> None:

@@ -39,7 +39,7 @@ _MAKERS = {
     "tiny-entail": _Maker("label", entail.example, entail.LABELS, entail.TEMPLATE),
     "tiny-grammar": _Maker("label", grammar.example, grammar.LABELS, grammar.TEMPLATE),
     "tiny-tags": _Maker("tokens", tags.example, tags.LABELS),
-    "tiny-qa": _Maker("span", qa.example, metric="f1", sizes={"train": 7500, "validation": 1000, "test": 1500}),
+    "tiny-qa": _Maker("span", qa.example, metric="f1", sizes={"train": 20000, "validation": 1000, "test": 1500}),
 }
 NAMES = ("tiny-text", *_MAKERS)
 

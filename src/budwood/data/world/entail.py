@@ -76,7 +76,6 @@ PREMISE = Patterns(
     """,
     text="""
         it is true that {s} .
-        says {person9} : {s} .
         {person9} thinks that {s} .
         on {day} {s} .
     """,

@@ -17,9 +17,9 @@ class Fact:
     asked: Patterns
 
 
-def _fact(name: str, value: str, said: tuple[str, str, str], asked: tuple[str, str, str]) -> Fact:
-    """Each triple is seen, held and text-only patterns, separated by "|"."""
-    lines = [[part.replace("|", "\n") for part in triple] for triple in (said, asked)]
+def _fact(name: str, value: str, said: tuple[str, str], asked: tuple[str, str]) -> Fact:
+    """Each pair is seen and held patterns, separated by "|"."""
+    lines = [[part.replace("|", "\n") for part in pair] for pair in (said, asked)]
     return Fact(name, value, Patterns(*lines[0]), Patterns(*lines[1]))
 
 
@@ -29,56 +29,46 @@ FACTS: dict[str, tuple[Fact, ...]] = {
             "river", "river",
             ("the river {v} runs through {e}|{e} stands on the river {v}|the river in {e} is the {v}|"
              "the river {v} runs past the town of {e}|the town of {e} is on the river {v}",
-             "the river {v} runs slowly through the town of {e}|the old town of {e} stands on the river {v}",
-             "in {e} they walk along the river {v}|the {v} is a river near {e}"),
+             "the river {v} runs slowly through the town of {e}|the old town of {e} stands on the river {v}"),
             ("which river runs through {e} ?|on which river does {e} stand ?|what is the river in {e} ?|"
              "which river is in the town of {e} ?|what is the name of the river that runs past {e} ?",
-             "which river runs through the town of {e} ?|what is the name of the river in {e} ?",
-             "along which river do they walk in {e} ?|which river is near {e} ?"),
+             "which river runs through the town of {e} ?|what is the name of the river in {e} ?"),
         ),
         _fact(
             "founder", "person",
             ("{e} was founded by {v}|{v} founded {e}|the founder of {e} was {v}|"
              "{e} was founded by a {role} named {v}|{v} and a friend founded the town of {e}",
-             "the town of {e} was founded by a rich {role} named {v}|{v} and a few friends founded {e}",
-             "{v} was rich and founded {e}|a few friends of {v} say that {v} founded {e}"),
+             "the town of {e} was founded by an old {role} named {v}|{v} and a sister founded {e}"),
             ("who founded {e} ?|by whom was {e} founded ?|who was the founder of {e} ?|"
              "who was the person that founded {e} ?|what is the name of the founder of the town of {e} ?",
-             "who founded the town of {e} ?|what was the name of the founder of {e} ?",
-             "which person founded {e} ?|whom do they call the founder of {e} ?"),
+             "who founded the town of {e} ?|what was the name of the founder of {e} ?"),
         ),
         _fact(
             "built", "year",
             ("{e} was built in {v}|in {v} people built {e}|the walls of {e} were built in {v}|"
              "the town of {e} was built in {v}|people built the old walls of {e} in {v}",
-             "the old town of {e} was built in {v}|people built the town of {e} in {v}",
-             "few walls in {e} were built before {v}|{e} was not built before {v}"),
+             "the old town of {e} was built in {v}|people built the town of {e} in {v}"),
             ("when was {e} built ?|in what year was {e} built ?|when did people build {e} ?|"
              "in what year was the old town of {e} built ?|what year was {e} built in ?",
-             "in what year did people build {e} ?|when was the town of {e} built ?",
-             "when were the walls of {e} built ?|before what year was {e} not built ?"),
+             "in what year did people build {e} ?|when was the town of {e} built ?"),
         ),
         _fact(
             "food", "dish",
             ("{e} is famous for its {v}|people in {e} love {v}|the best food in {e} is {v}|"
              "{e} is a town famous for its {v}|people love the {v} in {e}",
-             "the town of {e} is famous for {v}|the food that people love in {e} is {v}",
-             "friends in {e} eat {v}|on {day} they eat {v} in {e}"),
+             "the town of {e} is famous for {v}|the food that people love in {e} is {v}"),
             ("what is {e} famous for ?|what food do people in {e} love ?|what is the best food in {e} ?|"
              "which food is {e} famous for ?|what do people love in the town of {e} ?",
-             "what is the town of {e} famous for ?|which food do people love in {e} ?",
-             "what do friends eat in {e} ?|what do they eat in {e} on {day} ?"),
+             "what is the town of {e} famous for ?|which food do people love in {e} ?"),
         ),
         _fact(
             "mayor", "person",
             ("the mayor of {e} is {v}|{v} is the mayor of {e}|{e} has a mayor named {v}|"
              "the mayor of {e} is a {role} named {v}|{v} is the new mayor of the town of {e}",
-             "the mayor of the town of {e} is a {role} named {v}|{v} was made mayor of {e}",
-             "these days {v} is mayor in {e}|the rich mayor of {e} is {v}"),
+             "the mayor of the town of {e} is a {role} named {v}|{v} was made mayor of {e}"),
             ("who is the mayor of {e} ?|what is the name of the mayor of {e} ?|"
              "who is the new mayor of {e} ?|which person is the mayor of {e} ?",
-             "who is the mayor of the town of {e} ?|what is the mayor of {e} named ?",
-             "who is mayor in {e} these days ?|who is the rich mayor of {e} ?"),
+             "who is the mayor of the town of {e} ?|what is the mayor of {e} named ?"),
         ),
     ),
     "person": (
@@ -86,45 +76,37 @@ FACTS: dict[str, tuple[Fact, ...]] = {
             "job", "job",
             ("{e} works as a {v}|{e} is a {v}|the job of {e} is {v}|"
              "{e} now works as a {v}|{e} has been a {v} since {year}",
-             "these days {e} works as a {v}|{e} has worked as a {v} since {year}",
-             "{e} worked for {count} days as a {v}|{e} likes to be a {v}"),
+             "every {day} {e} works as a {v}|{e} now has a job as a {v}"),
             ("what does {e} work as ?|what is the job of {e} ?|as what does {e} work ?|"
              "which job does {e} have ?|what does {e} now work as ?",
-             "what job does {e} have ?|what does {e} work as these days ?",
-             "as what has {e} worked ?|what does {e} like to be ?"),
+             "what job does {e} have ?|what does {e} work as every {day} ?"),
         ),
         _fact(
             "born", "place",
             ("{e} was born in {v}|{e} comes from {v}|the home of {e} is {v}|"
              "{e} and a sister were born in {v}|{e} comes from a family in {v}",
-             "{e} was born far away in {v}|the family of {e} comes from {v}",
-             "{e} went away from {v}|{e} has few friends at home in {v}"),
+             "{e} was born in the town of {v}|the family of {e} comes from {v}"),
             ("where was {e} born ?|where does {e} come from ?|where is the home of {e} ?|"
              "from which town does {e} come ?|in what place was {e} born ?",
-             "in which town was {e} born ?|which town does {e} come from ?",
-             "from where did {e} go away ?|where is {e} at home ?"),
+             "in which town was {e} born ?|which town does {e} come from ?"),
         ),
         _fact(
             "pet", "animal",
             ("{e} owns a {v}|{e} keeps a {v}|the pet of {e} is a {v}|"
              "{e} owns a {state} {v}|{e} has a {v} as a pet",
-             "{e} owns a very {state} {v}|{e} keeps a {v} as a pet",
-             "the {v} of {e} ran away|these days {e} walks with a {v}"),
+             "{e} owns a very {state} {v}|{e} keeps a {v} as a pet"),
             ("what animal does {e} own ?|what animal does {e} keep ?|what is the pet of {e} ?|"
              "what pet does {e} have ?|which animal does {e} keep ?",
-             "which animal does {e} own ?|what pet does {e} keep ?",
-             "what animal of {e} ran away ?|with what animal does {e} walk these days ?"),
+             "which animal does {e} own ?|what pet does {e} keep ?"),
         ),
         _fact(
             "music", "instrument",
             ("{e} plays the {v}|{e} learned the {v}|{e} loves to play the {v}|"
              "on {day} {e} plays the {v}|{e} learned to play the {v}",
-             "every {day} {e} plays the {v}|{e} learned to play the {v} in {year}",
-             "{e} plays the {v} for a few friends|for {count} days {e} has played the {v}"),
+             "every {day} {e} plays the {v}|{e} learned to play the {v} in {year}"),
             ("what does {e} play ?|what did {e} learn to play ?|what does {e} love to play ?|"
              "what instrument does {e} love to play ?|which instrument did {e} learn to play ?",
-             "which instrument does {e} play ?|what instrument did {e} learn ?",
-             "what does {e} play for friends ?|what has {e} played for {count} days ?"),
+             "which instrument does {e} play ?|what instrument did {e} learn ?"),
         ),
     ),
     "film": (
@@ -132,45 +114,37 @@ FACTS: dict[str, tuple[Fact, ...]] = {
             "director", "person",
             ("{e} was directed by {v}|{v} directed {e}|the director of {e} is {v}|"
              "{v} directed the film {e}|the director of {e} is named {v}",
-             "the film {e} was directed by {v}|the director of the film {e} is named {v}",
-             "{v} directed {e} in {count} days|{e} is a film by {v}"),
+             "the film {e} was directed by {v}|the director of the film {e} is named {v}"),
             ("who directed {e} ?|who is the director of {e} ?|by whom was {e} directed ?|"
              "who directed the film {e} ?|what is the director of {e} named ?",
-             "who is the director of the film {e} ?|what is the name of the director of {e} ?",
-             "whose film is {e} ?|which person directed {e} ?"),
+             "who is the director of the film {e} ?|what is the name of the director of {e} ?"),
         ),
         _fact(
             "star", "person",
             ("{v} is the star of {e}|the star of {e} is {v}|{e} has {v} as its star|"
              "{v} is the star of the film {e}|the young star of {e} is {v}",
-             "the star of the film {e} is {v}|{v} is the young star of {e}",
-             "{v} is a rich star since {e}|in {e} the star is {v}"),
+             "the star of the film {e} is {v}|{v} is the young star of {e}"),
             ("who is the star of {e} ?|what is the name of the star of {e} ?|"
              "what is the name of the star of the film {e} ?|which person is the star of {e} ?",
-             "who is the star of the film {e} ?|who is the young star of {e} ?",
-             "who is the star in {e} ?|whom do we see as the star of {e} ?"),
+             "who is the star of the film {e} ?|who is the young star of {e} ?"),
         ),
         _fact(
             "made", "year",
             ("{e} was made in {v}|in {v} a studio made {e}|{e} came out in {v}|"
              "a studio made the film {e} in {v}|the film {e} came out in {v}",
-             "the film {e} was made in {v}|it was in {v} that {e} came out",
-             "in {v} they made the film {e}|{e} was new in {v}"),
+             "the film {e} was made in {v}|it was in {v} that {e} came out"),
             ("when was {e} made ?|in what year was {e} made ?|when did {e} come out ?|"
              "in what year was the film {e} made ?|when did the film {e} come out ?",
-             "when was the film {e} made ?|in what year did {e} come out ?",
-             "in what year was {e} new ?|since when is there the film {e} ?"),
+             "when was the film {e} made ?|in what year did {e} come out ?"),
         ),
         _fact(
             "set", "place",
             ("{e} is set in {v}|the story of {e} takes place in {v}|{e} was filmed in {v}|"
              "the film {e} was filmed in {v}|{e} takes place in {v}",
-             "the film {e} is set in {v}|the story of the film {e} takes place in {v}",
-             "far away in {v} we see {e} take place|they filmed {e} in {v}"),
+             "the film {e} is set in {v}|the story of the film {e} takes place in {v}"),
             ("where is {e} set ?|where does the story of {e} take place ?|where was {e} filmed ?|"
              "where does the film {e} take place ?|in which town is {e} set ?",
-             "where is the film {e} set ?|in which town does {e} take place ?",
-             "where did they film {e} ?|in which place do we see {e} ?"),
+             "where is the film {e} set ?|in which town does {e} take place ?"),
         ),
     ),
 }  # fmt: skip

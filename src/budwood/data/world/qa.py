@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from budwood.data.world.facts import FACTS, Fact
 from budwood.data.world.lexicon import Draw, Patterns
 
-
-ALIKE = 0.15  # share of paragraphs with entities of one kind, and of unanswered questions after a stranger
+ALIKE = (
+    0.15  # share of rows whose entities are of one kind, and of unanswered questions that a stranger's name makes so
+)
 OPENINGS = Patterns(
     seen="""
         {s}
         {s}
-        in fact {s}
-        as we know , {s}
         people say that {s}
-        they told us that {s}
+        they told me that {s}
+        it is true that {s}
     """,
     held="""
         {s}
         {s}
+        they say that {s}
         people know that {s}
-        as they say , {s}
-    """,
-    text="""
-        we know that {s}
-        some say that {s}
-    """,
-)
-ASKING = Patterns(
-    seen="""
-        {q}
-        {q}
-        tell me , {q}
-        do you know this : {q}
-    """,
-    held="""
-        {q}
-        {q}
-        please tell us , {q}
-    """,
-    text="""
-        please , {q}
-        can you tell us : {q}
     """,
 )
 
@@ -59,15 +39,12 @@ class Stated:
     at: int
 
 
-def paragraph(draw: Draw, entities: int, most: int) -> tuple[str, list[Stated], dict[str, str]]:
-    """Up to `most` facts about each of some entities in random order: text, what it states, kind of each entity."""
-    kinds = draw.some(tuple(FACTS), entities)
-    if draw.chance(ALIKE):
-        kinds = kinds[:1] * entities
+def paragraph(draw: Draw, kinds: Sequence[str], opened: bool) -> tuple[str, list[Stated], dict[str, str]]:
+    """One or two facts about an entity of each kind in random order: text, what it states, kind of each entity."""
     names: dict[str, str] = {}
-    while len(names) < entities:
+    while len(names) < len(kinds):
         names.setdefault(draw.word(kinds[len(names)]), kinds[len(names)])
-    plan = [(e, k, f) for e, k in names.items() for f in draw.some(FACTS[k], 1 + draw.below(most))]
+    plan = [(e, k, f) for e, k in names.items() for f in draw.some(FACTS[k], 1 + draw.below(2))]
     text, stated = "", []
     taken = set(names)
     for entity, k, fact in draw.some(plan, len(plan)):
@@ -75,57 +52,59 @@ def paragraph(draw: Draw, entities: int, most: int) -> tuple[str, list[Stated], 
         while value in taken:
             value = draw.word(fact.value)
         taken.add(value)
-        sentence = draw.fill(OPENINGS.draw(draw).replace("{s}", fact.said.draw(draw)), {"e": entity, "v": "\x00"})
+        pattern = OPENINGS.draw(draw).replace("{s}", fact.said.draw(draw)) if opened else fact.said.draw(draw)
+        sentence = draw.fill(pattern, {"e": entity, "v": "\x00"})
         at = sentence.index("\x00")
         stated.append(Stated(k, entity, fact, value, len(text) + at))
         text += sentence.replace("\x00", value) + " . "
     return text.rstrip(), stated, names
 
 
-def unanswered(draw: Draw, stated: list[Stated], names: dict[str, str]) -> str | None:
+def unanswered(draw: Draw, stated: list[Stated], names: dict[str, str], stranger: float) -> str | None:
     """A question that fits the paragraph and has no answer in it: of another entity, or of a fact not given."""
-    if draw.chance(ALIKE):
+    if draw.chance(stranger):
         near = draw.pick(stated)
         entity = draw.word(near.kind)
         taken = set(names) | {s.value for s in stated}
-        return None if entity in taken else ask(draw, near.fact, entity)
+        return None if entity in taken else draw.fill(near.fact.asked.draw(draw), {"e": entity})
     entity = draw.pick(tuple(names))
     told = {s.fact.name for s in stated if s.entity == entity}
-    missing = [f for f in FACTS[names[entity]] if f.name not in told]
-    return ask(draw, draw.pick(missing), entity) if missing else None
-
-
-def ask(draw: Draw, fact: Fact, entity: str) -> str:
-    """A question after a fact of an entity."""
-    return draw.fill(ASKING.draw(draw).replace("{q}", fact.asked.draw(draw)), {"e": entity})
+    others = {s.fact.name for s in stated if s.kind == names[entity]} - told
+    missing = [f for f in FACTS[names[entity]] if (f.name in others if others else f.name not in told)]
+    return draw.fill(draw.pick(missing).asked.draw(draw), {"e": entity}) if missing else None
 
 
 def example(draw: Draw, index: int) -> dict[str, object]:
     """The fields of row `index`; every third question has no answer."""
     while True:
-        context, stated, names = paragraph(draw, 2 + draw.below(2), 3)
+        kinds = draw.some(tuple(FACTS), 2 + draw.below(2))
+        kinds = kinds[:1] * len(kinds) if draw.chance(ALIKE) else kinds
+        context, stated, names = paragraph(draw, kinds, opened=True)
         if index % 3 == 2:
-            question = unanswered(draw, stated, names)
+            question = unanswered(draw, stated, names, ALIKE)
             if question is not None:
                 return {"text": question, "pair": context, "answers": ()}
             continue
         one = draw.pick(stated)
-        question = ask(draw, one.fact, one.entity)
+        question = draw.fill(one.fact.asked.draw(draw), {"e": one.entity})
         return {"text": question, "pair": context, "answers": ((one.value, one.at),)}
 
 
 def passage(draw: Draw) -> str:
     """Plain text: facts, then questions with their answers; now and then the question comes first."""
-    context, stated, names = paragraph(draw, 1 + draw.below(3), 2)
+    entities = 1 + draw.below(3)
+    kind = draw.pick(tuple(FACTS))
+    kinds = [kind] * entities if draw.chance(0.7) else [draw.pick(tuple(FACTS)) for _ in range(entities)]
+    context, stated, names = paragraph(draw, kinds, opened=False)
     if draw.chance(0.25):
         one = draw.pick(stated)
-        question = ask(draw, one.fact, one.entity)
+        question = draw.fill(one.fact.asked.draw(draw), {"e": one.entity})
         return f"{question} {context} the answer is {one.value} ."
     parts = [context]
     for one in draw.some(stated, min(len(stated), 1 + draw.below(3))):
-        parts.append(f"{ask(draw, one.fact, one.entity)} {one.value} .")
-    if draw.chance(0.6):
-        open_question = unanswered(draw, stated, names)
+        parts.append(f"{draw.fill(one.fact.asked.draw(draw), {'e': one.entity})} {one.value} .")
+    if draw.chance(0.3):
+        open_question = unanswered(draw, stated, names, 0.35)
         if open_question is not None:
             parts.append(f"{open_question} nobody knows .")
     return " ".join(parts)

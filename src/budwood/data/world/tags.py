@@ -36,7 +36,6 @@ PATTERNS = Patterns(
     """,
     text="""
         a/DET {w}/NOUN made/VERB them/PRON {w2}/VERB ./PUNCT
-        for/PREP {count}/NUM days/NOUN they/PRON {w}/VERB ./PUNCT
         the/DET {role}/NOUN thinks/VERB that/CONJ we/PRON {w}/VERB {adv}/ADV ./PUNCT
         {person}/NAME likes/VERB that/DET {h}/ADJ {thing}/NOUN ./PUNCT
         they/PRON like/VERB the/DET {h}/NOUN and/CONJ the/DET {w}/NOUN ./PUNCT

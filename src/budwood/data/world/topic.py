@@ -32,7 +32,6 @@ PATTERNS = Patterns(
     """,
     text="""
         {person} saw the {a} with the {b} .
-        {person} asked {person2} for the {a} .
         first the {a} , then the {b} , said {person} .
         it is all about the {a} and the {b} .
         the {a} was {state} and so was the {b} .
