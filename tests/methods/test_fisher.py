@@ -88,6 +88,7 @@ def test_equals_the_loop_over_single_examples(family: str, kind: str, oracle: An
         torch.testing.assert_close(
             value, wanted[name], rtol=1e-9, atol=1e-13 * scale, msg=lambda m, n=name: f"{n}: {m}"
         )
+        assert float((value - wanted[name]).abs().max()) <= 1e-12 * scale, name
 
 
 def test_sampled_converges_to_exact() -> None:
