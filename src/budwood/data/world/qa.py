@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from budwood.data.world.facts import FACTS, Fact
 from budwood.data.world.lexicon import Draw, Patterns
 
-
 ALIKE = 0.15  # share of paragraphs with entities of one kind, and of unanswered questions after a stranger
 OPENINGS = Patterns(
     seen="""
