@@ -241,15 +241,16 @@ def test_a_killed_run_carries_on_and_online_states_are_the_stored_ones(place, mo
     again = go(place, "killed", "tiny-topic", no_controls=True)
     assert len(calls) == 1 and again.metrics["results"] == whole.metrics["results"]
     stored = sorted((place / "cache" / "features").rglob("*.safetensors"))
-    online = go(place, "online", "tiny-topic", no_controls=True, online=True, limit=41)
+    online = go(place, "online", "tiny-topic", no_controls=True, online=True)
     assert sorted((place / "cache" / "features").rglob("*.safetensors")) == stored
-    assert online.metrics["results"][0]["layers"][1]["score"] > 0
+    lost = [[x["train_loss"] for x in r.metrics["results"][0]["epochs"]] for r in (online, whole)]
+    assert lost[0] == pytest.approx(lost[1], rel=2e-3)  # 16 bits
 
 
 def test_size_is_told_before_anything_is_written(place):
     with pytest.raises(DataError, match=r"would take 5\.\d+e-05 GB, more than the 1e-06 GB allowed. Give --online"):
         go(place, "run", "tiny-topic", no_controls=True, feature_budget=1e-6)
-    assert not list((place / "cache").rglob("*.safetensors"))
+    assert not (place / "cache" / "features").exists()
     given = {"task": "tiny-topic", "limit": 40, "limit_eval": 20, "no_controls": True, "threads": 1}
     kept, online = (estimate("probe", ProbeConfig(**given, **x), ["tiny-bert"]) for x in ({}, {"online": True}))
     rows = 60

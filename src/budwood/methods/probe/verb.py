@@ -15,7 +15,7 @@ from torch import Tensor
 from budwood.data.batch import seed_of
 from budwood.errors import ConfigError
 from budwood.linalg.leace import eraser
-from budwood.methods.probe import labels, outcome, score, spans, trained
+from budwood.methods.probe import labels, outcome, score, spans, trained, words
 from budwood.methods.probe.side import kind_of
 from budwood.methods.probe.sides import Sides, layer_numbers, sides_of
 from budwood.methods.session import Session
@@ -46,7 +46,9 @@ def probe(session: Session) -> dict[str, Any]:
     assert first is not None
     baselines: dict[str, Any] = {
         "majority": score.majority(task, first.train, first.test),
-        "bag_of_words": score.bag_of_words(task, first.train, first.test),
+        "bag_of_words": words.baseline(first.train, first.tune, first.test, cfg)
+        if first.tune is not None
+        else score.bag_of_words(task, first.train, first.test),
     }
     if not cfg.no_controls:
         blank = sides_of(session, session.models[0], seed_of(cfg.seed, "random encoder") % 2**31)
