@@ -82,6 +82,12 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
         100.0, gt=0, description="Most gigabytes of features that may be written for one model."
     )
 
+    bidaf: Annotated[int, Parameter(group=PROBE)] = Field(
+        0,
+        ge=0,
+        description="Epochs of a small BiDAF from nothing, as a reference line for span tasks; 0: none.",
+    )
+
     @property
     def trained(self) -> bool:
         """Whether probes are trained by AdamW rather than solved."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from budwood.data.batch import seed_of
 from budwood.errors import ConfigError
 from budwood.linalg.leace import eraser
-from budwood.methods.probe import labels, outcome, score, spans, trained, words
+from budwood.methods.probe import bidaf, labels, outcome, score, spans, trained, words
 from budwood.methods.probe.side import kind_of
 from budwood.methods.probe.sides import Sides, layer_numbers, sides_of
 from budwood.methods.session import Session
@@ -32,6 +32,8 @@ def probe(session: Session) -> dict[str, Any]:
         kind_of(cfg, task, ref)
     if cfg.compare and len(session.models) != 2:
         raise ConfigError(f"--compare draws the difference of two models; {len(session.models)} were given.")
+    if cfg.bidaf and task.kind != "span":
+        raise ConfigError(f"--bidaf reads answers to questions; task '{task.name}' has none. Leave it away.")
     results, first = [], None
     for i, ref in enumerate(session.models):
         sides = sides_of(session, ref)
@@ -50,6 +52,8 @@ def probe(session: Session) -> dict[str, Any]:
         if first.tune is not None
         else score.bag_of_words(task, first.train, first.test),
     }
+    if cfg.bidaf and first.tune is not None:
+        baselines["bidaf"] = bidaf.baseline(session, first.train, first.tune, first.test)
     if not cfg.no_controls:
         blank = sides_of(session, session.models[0], seed_of(cfg.seed, "random encoder") % 2**31)
         baselines["random_encoder"] = [x["score"] for x in _places(session, blank, None)["layers"]]
