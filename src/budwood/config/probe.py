@@ -79,7 +79,7 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
         False, description="Keep no features: every epoch runs the model again, for data too large to keep."
     )
     feature_budget: Annotated[float, Parameter(group=PROBE)] = Field(
-        100.0, gt=0, description="Most gigabytes of features that may be written for one model."
+        100.0, gt=0, description="Most gigabytes of features that may be written for one split of one model."
     )
 
     bidaf: Annotated[int, Parameter(group=PROBE)] = Field(
@@ -100,6 +100,8 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
 
     @model_validator(mode="after")
     def _in_use(self) -> ProbeConfig:
+        if self.seeds and self.trained:
+            raise ValueError("--seeds: probes are trained with one seed at a time; run once per --seed")
         if self.seeds:
             raise ValueError("--seeds would repeat the same converged probes; use --repeats N for their spread")
         wants: dict[str, object] = {
