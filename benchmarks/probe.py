@@ -1,6 +1,6 @@
 """Probes against their peers: ratios of CPU seconds on one thread, both sides in one process.
 
-python benchmarks/probe.py [solver] [decode] [pass]
+python benchmarks/probe.py [solver] [decode] [pass] [epochs]
 """
 
 from __future__ import annotations
@@ -154,10 +154,70 @@ def forward_pass(task: str, rows: int) -> list[Ratio]:
         ]
 
 
+def epoch_loop(
+    model: Any, batches: list[dict[str, Any]], gold: list[Any], layers: int, width: int, epochs: int
+) -> None:
+    """The original's way: the encoder anew in every epoch, padded; every head of every layer with its own optimiser."""
+    heads = [torch.nn.Linear(width, 1) for _ in range(2 * layers)]
+    rules = [torch.optim.AdamW(h.parameters(), lr=3e-5, weight_decay=0.0) for h in heads]
+    drop = torch.nn.Dropout(0.1)
+    for _ in range(epochs):
+        for inputs, gold_2B in zip(batches, gold):
+            with torch.no_grad():
+                states = model(**inputs, output_hidden_states=True).hidden_states[-layers:]
+            for n, state_BTD in enumerate(states):
+                for end in (0, 1):
+                    head, rule = heads[2 * n + end], rules[2 * n + end]
+                    loss = torch.nn.functional.cross_entropy(head(drop(state_BTD))[..., 0], gold_2B[end]) / 2
+                    rule.zero_grad()
+                    loss.backward()
+                    torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+                    rule.step()
+
+
+def epochs(rows: int = 128, length: int = 384, count: int = 3) -> list[Ratio]:
+    """Span probes of all layers of MiniLM on SQuAD for three epochs, features included, against the original's loop."""
+    import os
+
+    from budwood.capture.features import Ask, open_reading, store
+    from budwood.capture.supply import Kept
+    from budwood.config.probe import FeatureConfig
+    from budwood.data.source import load_task
+    from budwood.methods.probe.descent import Lesson, Plan, scale_of, train
+
+    given = {"task": "squad2", "data_dir": [str(SHARED / "data")], "limit": rows, "max_length": length, "threads": 1}
+    task = load_task(FeatureConfig(**given))
+    ask = Ask(str(SHARED / "models" / "all-MiniLM-L6-v2"), given, "train", "token")
+    read = open_reading(ask, task)
+    encoded, model = read.encode(task.rows("train")), read.loaded.model.base_model
+    layers = model.config.num_hidden_layers
+    batches, gold = [], []
+    for i in range(0, len(encoded), 8):
+        batch = read.feed(encoded)(np.arange(i, min(i + 8, len(encoded))))
+        ids = torch.nn.functional.pad(batch.inputs["input_ids"], (0, length - batch.inputs["input_ids"].shape[1]))
+        batches.append({"input_ids": ids, "attention_mask": (ids != 0).long()})
+        gold.append(torch.stack([batch.targets["start"], batch.targets["end"]]))
+
+    def ours() -> None:
+        stored = store(ask, task)
+        answer = np.stack([encoded.fixed["start"], encoded.fixed["end"]])[None]
+        lesson = Lesson(stored.offsets_N1, encoded.lengths_N, answer, 2, True)
+        supply = Kept(stored, range(1, layers + 1))
+        plan = Plan(tuple(range(1, layers + 1)), count, 3e-5, 8, 0, True)
+        train(supply, lesson, scale_of(supply, len(encoded), True), plan, None, lambda state: None)
+
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["BUDWOOD_CACHE"] = f"{place}/cache"
+        mine, _ = cpu(ours)
+    theirs, _ = cpu(lambda: epoch_loop(model, batches, gold, layers, model.config.hidden_size, count))
+    note = f"{len(encoded)} windows, {encoded.lengths_N.mean():.0f} tokens on average, {count} epochs"
+    return [Ratio("span probes by AdamW against the original's loop", mine, theirs, note)]
+
+
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    wanted = sys.argv[1:] or ["solver", "decode", "pass"]
+    wanted = sys.argv[1:] or ["solver", "decode", "pass", "epochs"]
     found: list[Ratio] = []
     if "solver" in wanted:
         found += solver()
@@ -165,5 +225,7 @@ if __name__ == "__main__":
         found += decode()
     if "pass" in wanted and SHARED.exists():
         found += forward_pass("sst2", 2000) + forward_pass("agnews", 2000)
+    if "epochs" in wanted and SHARED.exists():
+        found += epochs()
     for ratio in found:
         print(ratio)

@@ -71,6 +71,8 @@ def speed() -> None:
     show.bar("label probes >= 20x liblinear", liblinear.times >= 20, str(liblinear))
     (decode,) = probe.decode()
     show.bar("decode >= 100x the loop", decode.times >= 100, str(decode))
+    (loop,) = probe.epochs()
+    show.bar("span probes >= 6x the original's per-epoch loop", loop.times >= 6, str(loop))
     for task, most in (("agnews", 1.5), ("sst2", 2.5)):
         single, more = probe.forward_pass(task, 2000)
         show.bar(f"label probes <= {most}x the forward pass ({task})", single.times <= most, str(single))

@@ -9,6 +9,7 @@ Shapes: B examples, T tokens, D hidden, L layers (0: embedding output), M kept s
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,13 +75,15 @@ class Ask:
 
 @dataclass(frozen=True)
 class Stored:
-    """Features on disk. `offsets_N1` cuts the M states by encoded row (row i alone where the kind keeps one each)."""
+    """Features on disk, or (`planned`) what they would be. `offsets_N1` cuts the M states by encoded row (row i alone
+    where the kind keeps one each).
+    """
 
+    ask: Ask
     directory: Path
     encoded: Features
     offsets_N1: np.ndarray
     layers: int
-    width: int
 
     def layer(self, number: int) -> Tensor:
         """states_MD of one layer, float32; 0 is the embedding output."""
@@ -153,8 +156,9 @@ def open_reading(ask: Ask, task: Task | None = None) -> Reading:
 
 def config_of(cfg: Any) -> dict[str, Any]:
     """The settings of any verb that decide how rows are read, for `Ask.settings`."""
-    fields = FeatureConfig.model_fields
-    return {k: v for k, v in cfg.model_dump(mode="json").items() if k in fields and k not in ("out", "progress")}
+    fields = FeatureConfig.model_fields.keys() - {"out", "progress"}
+    # `probe --parity` is about training probes, `finetune --parity` about number tasks, which have no features
+    return {k: v for k, v in cfg.model_dump(mode="json").items() if k in fields - {"parity"}}
 
 
 def key_of(read: Reading, rows_digest: str, ask: Ask) -> str:
@@ -169,28 +173,47 @@ def store(
     task: Task | None = None,
     workers: int = 1,
     started: Callable[[int, int], Callable[[int], None]] = lambda total, done: lambda n: None,
+    most_bytes: float = math.inf,
 ) -> Stored:
-    """The features asked for: read from disk where they were made before, else made, shard by shard."""
-    read = open_reading(ask, task)
-    rows = read.task.rows(ask.split)
-    encoded = read.encode(rows)
-    rows_digest = digest([encoded.ids, [digest(v.tobytes().hex()) for _, v in sorted(encoded.ragged.items())]])
-    home = cache_dir() / "features" / key_of(read, rows_digest, ask)
-    count = -(-len(encoded) // SHARD)
+    """The features asked for: read from disk where they were made before, else made, shard by shard.
+
+    Features that would take more than `most_bytes` are refused before anything is written.
+    """
+    plan = planned(ask, task)
+    size = bytes_of(open_reading(ask, task), plan.encoded, ask.kind)
+    if size > most_bytes and not plan.directory.exists():
+        raise DataError(
+            f"Features of {ask.model} on '{ask.split}' would take {size / 1e9:,.3g} GB, more than the "
+            f"{most_bytes / 1e9:,.3g} GB allowed. Give --online to keep none (every epoch runs the model again), fewer "
+            "rows with --limit and --limit-eval, or a larger --feature-budget."
+        )
+    count = -(-len(plan.encoded) // SHARD)
     arguments = ask.as_dict()
     jobs = [
-        Job("budwood.capture.features:shard", {**arguments, "shard": i}, home / f"{i:05d}.safetensors")
+        Job("budwood.capture.features:shard", {**arguments, "shard": i}, plan.directory / f"{i:05d}.safetensors")
         for i in range(count)
     ]
-    advance = started(len(encoded), sum(SHARD for j in jobs if j.done))
+    advance = started(len(plan.encoded), sum(SHARD for j in jobs if j.done))
     run_jobs(jobs, workers, finished=lambda job: advance(SHARD))
-    kept_N = kept_counts(encoded, ask.kind)
-    with safe_open(jobs[0].output, "pt") as f:
-        layers, width = len(f.get_tensor("scale")), f.get_slice("layer.0").get_shape()[1]
-    if not (home / "about.json").exists():
-        write_json(home / "about.json", {"model": ask.model, "split": ask.split, "kind": ask.kind, "layers": layers})
-    offsets_N1 = np.concatenate([[0], np.cumsum(kept_N)]).astype(np.int64)
-    return Stored(home, encoded, offsets_N1, layers, width)
+    about = {"model": ask.model, "split": ask.split, "kind": ask.kind, "layers": plan.layers}
+    if not (plan.directory / "about.json").exists():
+        write_json(plan.directory / "about.json", about)
+    return plan
+
+
+def planned(ask: Ask, task: Task | None = None) -> Stored:
+    """Where the features asked for lie or would lie, and how they are cut; nothing is written."""
+    read = open_reading(ask, task)
+    encoded = read.encode(read.task.rows(ask.split))
+    rows_digest = digest([encoded.ids, [digest(v.tobytes().hex()) for _, v in sorted(encoded.ragged.items())]])
+    home = cache_dir() / "features" / key_of(read, rows_digest, ask)
+    offsets_N1 = np.concatenate([[0], np.cumsum(kept_counts(encoded, ask.kind))]).astype(np.int64)
+    return Stored(ask, home, encoded, offsets_N1, layer_count(read, ask.kind))
+
+
+def layer_count(read: Reading, kind: FeatureKind) -> int:
+    """Layers that are kept, the embedding output among them."""
+    return 1 if kind.startswith("mlm-") else sites(read.loaded.model).n_layers + 1
 
 
 def kept_counts(encoded: Features, kind: FeatureKind) -> np.ndarray:
@@ -233,5 +256,5 @@ def save_shard(read: Reading, encoded: Features, index: np.ndarray, kind: Featur
 
 def bytes_of(read: Reading, encoded: Features, kind: FeatureKind) -> int:
     """Bytes that an extraction takes on disk."""
-    layers = 1 if kind.startswith("mlm-") else sites(read.loaded.model).n_layers + 1
-    return int(kept_counts(encoded, kind).sum()) * int(read.loaded.model.config.hidden_size) * 2 * layers
+    kept = int(kept_counts(encoded, kind).sum())
+    return kept * int(read.loaded.model.config.hidden_size) * 2 * layer_count(read, kind)

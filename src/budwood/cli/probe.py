@@ -72,9 +72,15 @@ def _tell(settings: ProbeConfig, models: tuple[str, ...]) -> None:
     from budwood.studies.verbs import run_verb
 
     metrics = run_verb("probe", settings, list(models)).metrics
-    columns = ["model", "layer", "score", "low", "high", "selectivity", "compression", "control_compression"]
-    rows = [{"model": r["model"], **x} for r in metrics["results"] for x in r["layers"]]
+    columns = ["model", "epoch", "layer", "score", "low", "high", "train_loss", "selectivity", "compression"]
+    columns.append("control_compression")
+    rows = [{"model": r["model"], **x} for r in metrics["results"] for x in r.get("epochs", r["layers"])]
+    if not settings.trained:
+        columns.remove("train_loss")
     print("\n" + grid(rows, [c for c in columns if any(r.get(c) is not None for r in rows)]))
+    for r in (r for r in metrics["results"] if "mix" in r):
+        weights = ", ".join(f"{n}: {w:.2f}" for n, w in r["mix"]["weights"].items())
+        print(f"\nmix of {r['model']}: centre of gravity at layer {r['centre_of_gravity']:.2f} ({weights})")
     known = metrics["baselines"]
     lines = [f"{k.replace('_', ' ')} {v:.4g}" for k, v in known.items() if isinstance(v, float)]
     if "random_encoder" in known:

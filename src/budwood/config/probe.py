@@ -50,8 +50,72 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
         False, description="Also a map of the difference between the second and the first model."
     )
 
+    solver: Annotated[Literal["newton", "adamw"] | None, Parameter(group=PROBE)] = Field(
+        None,
+        description="newton: linear probes solved to convergence (default); adamw: trained for --epochs, all layers at "
+        "once, every epoch kept (default with --hidden, --mix, --online).",
+    )
+    epochs: Annotated[int | None, Parameter(group=PROBE)] = Field(
+        None, ge=1, description="Epochs of --solver adamw; default 3."
+    )
+    rate: Annotated[float | None, Parameter(group=PROBE)] = Field(
+        None, gt=0, description="Learning rate of --solver adamw; default 1e-3, with --parity 3e-5."
+    )
+    batch: Annotated[int | None, Parameter(group=PROBE)] = Field(
+        None, ge=1, description="Rows of an update of --solver adamw; default 8."
+    )
+    parity: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
+        False,
+        description="With --solver adamw: as first published. States as they are, no bias correction, a softmax over "
+        "all tokens of a window, the original's decoding with no tuned threshold.",
+    )
+    hidden: Annotated[int, Parameter(group=PROBE)] = Field(
+        0, ge=0, description="Width of a hidden layer of every probe; 0: linear probes."
+    )
+    mix: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
+        False, description="Also one probe on a learned mix of all layers, with its centre of gravity."
+    )
+    online: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
+        False, description="Keep no features: every epoch runs the model again, for data too large to keep."
+    )
+    feature_budget: Annotated[float, Parameter(group=PROBE)] = Field(
+        100.0, gt=0, description="Most gigabytes of features that may be written for one split of one model."
+    )
+
+    bidaf: Annotated[int, Parameter(group=PROBE)] = Field(
+        0,
+        ge=0,
+        description="Epochs of a small BiDAF from nothing, as a reference line for span tasks; 0: none.",
+    )
+
+    @property
+    def trained(self) -> bool:
+        """Whether probes are trained by AdamW rather than solved."""
+        return self.solver == "adamw" or (self.solver is None and bool(self.hidden or self.mix or self.online))
+
+    @property
+    def rule(self) -> Literal["hf", "original"]:
+        """How spans become answers."""
+        return "original" if self.parity else self.decode
+
     @model_validator(mode="after")
     def _in_use(self) -> ProbeConfig:
+        if self.seeds and self.trained:
+            raise ValueError("--seeds: probes are trained with one seed at a time; run once per --seed")
         if self.seeds:
             raise ValueError("--seeds would repeat the same converged probes; use --repeats N for their spread")
+        wants: dict[str, object] = {
+            "--hidden": self.hidden,
+            "--mix": self.mix,
+            "--online": self.online,
+            "--parity": self.parity,
+            "--epochs": self.epochs,
+            "--rate": self.rate,
+            "--batch": self.batch,
+        }
+        given = [name for name, value in wants.items() if value]
+        if given and not self.trained:
+            raise ValueError(f"{given[0]} belongs to --solver adamw")
+        if self.trained and self.erase:
+            raise ValueError("--erase belongs to --solver newton")
         return self

@@ -88,7 +88,7 @@ NEUTRAL = frozenset(
             "test_file",
             "trust_remote_code",
         ),
-        *("eval_batch_size", "engine", "workers", "parallel"),
+        *("eval_batch_size", "engine", "workers", "parallel", "feature_budget"),
     }
 )
 

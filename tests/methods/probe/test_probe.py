@@ -40,6 +40,7 @@ def test_a_run_and_what_can_be_done_with_it_later(place, task, more):
     assert {"score", "low", "high", "selectivity", "compression"} <= set(found["layers"][0])
     assert all(x["low"] <= x["score"] <= x["high"] for x in found["layers"])
     assert len(result.metrics["baselines"]["random_encoder"]) == 2 and result.metrics["baselines"]["majority"] > 0
+    assert result.metrics["baselines"]["bag_of_words"] > 0
     assert (result.run / "figures" / "map.png").exists() and (result.run / "figures" / "layers.svg").exists()
     first = json.loads((result.run / "predictions" / "0-tiny-bert" / "layer_03.json").read_text())
     again = predict(result.run)

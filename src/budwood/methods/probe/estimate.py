@@ -12,6 +12,7 @@ from budwood.capture.features import Ask, bytes_of, config_of, open_reading, sta
 from budwood.config.probe import ProbeConfig
 from budwood.data.task import Task
 from budwood.methods.probe.side import kind_of
+from budwood.methods.probe.trained import EPOCHS
 from budwood.models.reference import ModelRef
 
 SAMPLE = 512
@@ -20,7 +21,7 @@ SAMPLE = 512
 def probe(cfg: ProbeConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:
     """Figures of a probe run; a few batches are timed, nothing is written."""
     torch.set_num_threads(cfg.threads or torch.get_num_threads())
-    out = {"rows": 0, "tokens": 0, "flops": 0.0, "feature_bytes": 0, "seconds": 0.0}
+    out = {"rows": 0, "tokens": 0, "flops": 0.0, "feature_bytes": 0, "written_bytes": 0, "seconds": 0.0}
     splits = dict.fromkeys(("train", *(("validation",) if task.kind == "span" else ()), task.reported))
     for ref in models:
         kind = kind_of(cfg, task, ref)
@@ -39,7 +40,10 @@ def probe(cfg: ProbeConfig, models: tuple[ModelRef, ...], task: Task) -> dict[st
             each = (time.perf_counter() - began) / float(sample.lengths_N[index].sum())
             out["rows"] += len(rows)
             out["tokens"] += int(tokens)
-            out["flops"] += 2.0 * dense * tokens * passes
-            out["feature_bytes"] += int(bytes_of(read, sample, kind) * share) * passes
-            out["seconds"] += round(1.5 * each * tokens * passes, 1)
+            size = int(bytes_of(read, sample, kind) * share) * passes
+            runs = passes * ((cfg.epochs or EPOCHS) if cfg.online and split == "train" else 1)
+            out["flops"] += 2.0 * dense * tokens * runs
+            out["feature_bytes"] += size
+            out["written_bytes"] += 0 if cfg.online else size
+            out["seconds"] += round(1.5 * each * tokens * runs, 1)
     return {**out, "models": len(models), "states": kind}

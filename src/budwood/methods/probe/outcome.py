@@ -36,13 +36,21 @@ class Home:
     run: Path
     name: str
 
-    def probe(self, layer: int) -> Path:
-        """Weights of a layer."""
-        return self.run / "probes" / self.name / f"layer_{layer:02d}.safetensors"
+    def epoch(self, number: int) -> Home:
+        """Where what belongs to an epoch of training goes."""
+        return Home(self.run, f"{self.name}/epoch_{number}")
 
-    def predictions(self, layer: int, folder: str = "predictions") -> Path:
-        """Predictions of a layer, without suffix."""
-        return self.run / folder / self.name / f"layer_{layer:02d}"
+    def probe(self, layer: int | None) -> Path:
+        """Weights of a layer, or (None) of the mix of all."""
+        return self.run / "probes" / self.name / f"{_stem(layer)}.safetensors"
+
+    def predictions(self, layer: int | None, folder: str = "predictions") -> Path:
+        """Predictions of a layer, or (None) of the mix of all, without suffix."""
+        return self.run / folder / self.name / _stem(layer)
+
+
+def _stem(layer: int | None) -> str:
+    return "mix" if layer is None else f"layer_{layer:02d}"
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
@@ -54,7 +62,8 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def _save(path: Path, tensors: dict[str, Any], facts: dict[str, Any]) -> None:
+def save_probe(path: Path, tensors: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Weights of a probe, and what is needed to use them."""
     with writing(path) as part:
         save_file({k: v.float().contiguous() for k, v in tensors.items()}, part, {"probe": json.dumps(facts)})
 
@@ -63,7 +72,9 @@ def keep_labels(
     home: Home, layer: int, found: Fitted, task: Task, test: Side, guess_M: np.ndarray, pvi_M: np.ndarray | None
 ) -> None:
     """A label or token probe and its predictions."""
-    _save(home.probe(layer), {"weight": found.weight_KD, "bias": found.bias_K}, {"C": found.cost, "kind": task.kind})
+    save_probe(
+        home.probe(layer), {"weight": found.weight_KD, "bias": found.bias_K}, {"C": found.cost, "kind": task.kind}
+    )
     keep_guesses(home.predictions(layer), task, test, guess_M, pvi_M)
 
 
@@ -86,7 +97,7 @@ def keep_guesses(stem: Path, task: Task, test: Side, guess_M: np.ndarray, pvi_M:
 def keep_span(home: Home, layer: int, found: SpanFit, answers: dict[str, str], said: SpanPredictions) -> None:
     """A span probe and its answers."""
     facts = {"C": found.cost, "kind": "span", "threshold": found.threshold}
-    _save(home.probe(layer), {"weight": found.weight_2D}, facts)
+    save_probe(home.probe(layer), {"weight": found.weight_2D}, facts)
     keep_answers(home.predictions(layer), answers, said)
 
 
@@ -97,12 +108,12 @@ def keep_answers(stem: Path, answers: dict[str, str], said: SpanPredictions) -> 
     write_text(stem.with_suffix(".csv"), table(lines, ("Id", "Predicted", "null_odds")))
 
 
-def keep_index(session: Session, ref: ModelRef, home: Home, stored: Stored) -> None:
+def keep_index(session: Session, ref: ModelRef, homes: Sequence[Home], stored: Stored) -> None:
     """probes/index.json: which model, states and task every folder of probes belongs to."""
     path = session.run.file("probes", "index.json")
     known = read_json(path) if path.exists() else {}
     ask = Ask(ref.text, config_of(session.cfg), "train", kind_of(session.cfg, session.task, ref))
-    known[home.name] = {
+    facts = {
         "model": ref.text,
         "model_hash": model_hash(open_reading(ask, session.task).loaded.model),
         "states": ask.kind,
@@ -110,16 +121,18 @@ def keep_index(session: Session, ref: ModelRef, home: Home, stored: Stored) -> N
         "task": session.task.name,
         "labels": list(session.task.labels),
         "settings": dict(ask.settings),
-        "decode": session.cfg.decode,
+        "decode": session.cfg.rule,
     }
-    write_json(path, known)
+    write_json(path, {**known, **{home.name: facts for home in homes}})
 
 
 def draw(session: Session, results: list[dict[str, Any]], baselines: dict[str, Any]) -> None:
     """results.csv, the heat map, the lines with bands, and the difference of two models where asked for."""
-    rows = [{"model": r["model"], **layer} for r in results for layer in r["layers"]]
-    extra = [k for k in rows[0] if k not in COLUMNS and k not in ("model", "repeats")]
-    write_text(session.run.file("results.csv"), table(rows, ("model", *COLUMNS, *extra)))
+    rows = [{"model": r["model"], **line} for r in results for line in r.get("epochs", r["layers"])]
+    extra = [k for k in rows[0] if k not in COLUMNS and k not in ("model", "epoch", "repeats")]
+    first = ("model", "epoch") if "epoch" in rows[0] else ("model",)
+    columns = [c for c in (*first, *COLUMNS, *extra) if any(c in r for r in rows)]
+    write_text(session.run.file("results.csv"), table(rows, columns))
     names = [Path(r["model"]).name for r in results]
     task = session.task.name
     scores = {f"{i + 1} {n}" if names.count(n) > 1 else n: _by_layer(r) for i, (n, r) in enumerate(zip(names, results))}

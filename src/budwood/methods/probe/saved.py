@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 
 from budwood.capture.features import Ask, open_reading, store
@@ -16,6 +17,7 @@ from budwood.data.squad import squad_scores
 from budwood.data.task import Task
 from budwood.errors import DataError, ModelError, StoreError
 from budwood.methods.probe import spans
+from budwood.methods.probe.descent import apply_plain
 from budwood.methods.probe.outcome import Home, keep_answers, keep_guesses, table
 from budwood.methods.probe.side import Side, dressed
 from budwood.models.identity import model_hash
@@ -42,7 +44,7 @@ def predict(run: Path, task: str | None = None, split: str | None = None) -> Pat
         ask = Ask(facts["model"], settings, chosen, facts["states"])
         _same_model(ask, rows, facts)
         side = dressed(store(ask, rows), rows, chosen, 0)
-        for layer in range(facts["layers"]):
+        for layer in (*range(facts["layers"]), None):
             if home.probe(layer).exists():
                 _apply(home, layer, folder, rows, side, facts)
         write_json(run / folder / "about.json", {"task": rows.name, "split": chosen, "settings": settings})
@@ -58,24 +60,25 @@ def _same_model(ask: Ask, task: Task, facts: dict[str, Any]) -> None:
         )
 
 
-def _apply(home: Home, layer: int, folder: str, task: Task, side: Side, facts: dict[str, Any]) -> None:
+def _apply(home: Home, layer: int | None, folder: str, task: Task, side: Side, facts: dict[str, Any]) -> None:
     with safe_open(home.probe(layer), "pt") as f:
         about = json.loads(f.metadata()["probe"])
-        weight, bias = f.get_tensor("weight"), f.get_tensor("bias") if "bias" in f.keys() else None  # noqa: SIM118
-    x_MD, stem = side.stored.layer(layer), home.predictions(layer, folder)
-    if bias is None:
+        probe = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    x_LMD = torch.stack([side.stored.layer(n) for n in about.get("layers", [layer])])
+    logits_KM, stem = apply_plain(probe, x_LMD), home.predictions(layer, folder)
+    if about["kind"] == "span":
         cfg = ProbeConfig(**facts["settings"], decode=facts["decode"])
-        said = spans.decode(weight, x_MD, side, cfg)
+        said = spans.answers(logits_KM.numpy(), side, cfg)
         keep_answers(stem, spans.thresholded(said, about["threshold"]), said)
         return
-    logits = x_MD @ weight.T + bias
-    guess = (logits[:, 0] > 0).long() if len(bias) == 1 else logits.argmax(1)
+    guess = (logits_KM[0] > 0).long() if len(logits_KM) == 1 else logits_KM.argmax(0)
     keep_guesses(stem, task, side, guess.numpy())
 
 
 def evaluate(places: Sequence[Path]) -> list[dict[str, Any]]:
     """One row per set of predictions and layer; results.csv beside every set."""
-    sets = sorted({p.parent for place in places for p in place.rglob("predictions*/**/layer_*.json")})
+    found = {p.parent for place in places for p in place.rglob("predictions*/**/*.json") if _stem(p)}
+    sets = sorted(home for home in found if _of(home)[1] in read_json(_of(home)[0] / "probes" / "index.json"))
     if not sets:
         given = ", ".join(map(str, places)) or "nothing"
         raise StoreError(f"No predictions of probes were found under {given}. Give a `budwood probe` run or a folder.")
@@ -87,17 +90,29 @@ def evaluate(places: Sequence[Path]) -> list[dict[str, Any]]:
     return out
 
 
+def _stem(path: Path) -> bool:
+    return path.stem == "mix" or path.stem.startswith("layer_")
+
+
+def _of(home: Path) -> tuple[Path, str]:
+    """The run that a set of predictions belongs to, and the name of its probes there."""
+    top = next(p for p in home.parents if p.name.startswith("predictions"))
+    return top.parent, home.relative_to(top).as_posix()
+
+
 def _evaluate_set(home: Path) -> list[dict[str, Any]]:
-    run, about = home.parents[1], home.parent / "about.json"
-    facts = read_json(run / "probes" / "index.json")[home.name]
+    run, name = _of(home)
+    folder = home.parents[name.count("/")]
+    about = folder / "about.json"
+    facts = read_json(run / "probes" / "index.json")[name]
     settings = read_json(about)["settings"] if about.exists() else facts["settings"]
     task = load_task(FeatureConfig(**settings))
     split = read_json(about)["split"] if about.exists() else task.reported
     out = []
-    for path in sorted(home.glob("layer_*.json")):
+    for path in sorted(p for p in home.glob("*.json") if _stem(p)):
         given = read_json(path)
-        row: dict[str, Any] = {"run": run.name, "set": home.parent.name, "probes": home.name}
-        row["layer"] = int(path.stem.split("_")[1])
+        row: dict[str, Any] = {"run": run.name, "set": folder.name, "probes": name}
+        row["layer"] = path.stem if path.stem == "mix" else int(path.stem.split("_")[1])
         out.append({**row, **_scores(task, split, given)})
     return out
 

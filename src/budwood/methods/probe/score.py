@@ -71,10 +71,8 @@ def majority(task: Task, train: Side, test: Side) -> float:
     return score(task, test, np.full(len(test.label_M), most))[0]
 
 
-def bag_of_words(task: Task, train: Side, test: Side) -> float | None:
-    """Logistic regression on word counts; for tokens the most frequent label of the word piece; none for spans."""
-    if task.kind == "span":
-        return None
+def bag_of_words(task: Task, train: Side, test: Side) -> float:
+    """Logistic regression on word counts; for tokens the most frequent label of the word piece."""
     if task.kind == "tokens":
         return score(task, test, _by_type(train, test, len(task.labels)))[0]
     return score(task, test, word_answers(train.rows, test.rows))[0]
@@ -87,3 +85,11 @@ def _by_type(train: Side, test: Side, classes: int) -> np.ndarray:
     np.add.at(count_VK, (kinds[0], train.label_M), 1)
     count_VK += 1e-3 * np.bincount(train.label_M, minlength=classes) / len(train.label_M)  # unseen: the majority
     return count_VK.argmax(1)[kinds[1]]
+
+
+def information(logits_NK: np.ndarray, train_N: np.ndarray, label_N: np.ndarray) -> np.ndarray:
+    """Bits that the states add, for every row, to what the shares of the labels tell already."""
+    log_NK = logits_NK - np.logaddexp.reduce(logits_NK.astype(np.float64), axis=1, keepdims=True)
+    share_K = np.bincount(train_N, minlength=logits_NK.shape[1]) / len(train_N)
+    prior_N = np.log(np.maximum(share_K[label_N], 1e-12))
+    return (log_NK[np.arange(len(label_N)), label_N] - prior_N) / np.log(2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from budwood.capture.features import Ask, FeatureKind, Stored, config_of, store
+from budwood.capture.features import Ask, FeatureKind, Stored, config_of, planned, store
 from budwood.config.probe import ProbeConfig
 from budwood.data.batch import IGNORE, seed_of
 from budwood.data.task import Row, Task
@@ -42,7 +42,7 @@ def kind_of(cfg: ProbeConfig, task: Task, ref: ModelRef) -> FeatureKind:
             "labels, token labels or answer spans, such as tiny-entail, tiny-tags or tiny-qa."
         )
     if task.kind != "label":
-        return "target" if task.kind == "tokens" else "allowed"
+        return "target" if task.kind == "tokens" else "token" if cfg.parity else "allowed"
     if cfg.states != "auto":
         return cfg.states
     return "last" if reads_left_to_right(ref) else "cls"
@@ -60,7 +60,10 @@ def side(session: Session, ref: ModelRef, split: str, random: int | None = None)
     ask = Ask(ref.text, config_of(cfg), split, kind, random)
     name = f"features {'random ' if random is not None else ''}{ref.name} {split}"
     with session.progress.stage(name):
-        stored = store(ask, session.task, cfg.workers)
+        if cfg.online:
+            stored = planned(ask, session.task)
+        else:
+            stored = store(ask, session.task, cfg.workers, most_bytes=1e9 * cfg.feature_budget)
     return dressed(stored, session.task, split, cfg.seed)
 
 

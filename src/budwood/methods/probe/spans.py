@@ -70,7 +70,7 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
     pair_2D = found.weight_SPD[best]
     train_loss = float(_loss(pair_2D[None], x_MD, starts_W, gold_YW[:2])[0])
     raw = lambda w: (w / scale.spread_D.double()).float()  # noqa: E731
-    threshold = _threshold(raw(pair_2D), tune_MD, tune, cfg)
+    threshold = tuned_threshold(decode(raw(pair_2D), tune_MD, tune, cfg), tune)
     document_W = train.document_M[starts_W]
     weight_RW = np.concatenate([one_W, resamples(document_W, cfg.repeats, cfg.seed)])
     more: list[Tensor] = []
@@ -106,22 +106,30 @@ def _loss(weight_S2D: Tensor, x_MD: Tensor, starts_W: np.ndarray, gold_2W: np.nd
 
 def right_share(weight_2D: Tensor, x_MD: Tensor, side: Side, gold_2W: np.ndarray) -> float:
     """Share of windows whose start and end score highest, the mean of both."""
-    score_2M = (weight_2D @ x_MD.T).numpy()
+    return share_found((weight_2D @ x_MD.T).numpy(), side, gold_2W)
+
+
+def share_found(score_2M: np.ndarray, side: Side, gold_2W: np.ndarray) -> float:
+    """The same, from scores."""
     starts_W = side.stored.offsets_N1[:-1]
     peak_2W = np.maximum.reduceat(score_2M, starts_W, axis=1)
     return float((np.take_along_axis(score_2M, gold_2W, axis=1) >= peak_2W).mean())
 
 
-def decode(weight_2D: Tensor, x_MD: Tensor, side: Side, cfg: ProbeConfig, threshold: float = 0.0) -> SpanPredictions:
+def decode(weight_2D: Tensor, x_MD: Tensor, side: Side, cfg: ProbeConfig) -> SpanPredictions:
     """Answers of a probe by the rule asked for."""
+    return answers((weight_2D.float() @ x_MD.T).numpy(), side, cfg)
+
+
+def answers(score_2M: np.ndarray, side: Side, cfg: ProbeConfig) -> SpanPredictions:
+    """Answers by the rule asked for, from scores of all tokens or of the allowed ones."""
     encoded = side.stored.encoded
     allowed = encoded.ragged["allowed"] != 0
-    score_2M = np.full((2, len(allowed)), -np.inf, dtype=np.float32)
-    score_2M[:, allowed] = (weight_2D.float() @ x_MD.T).numpy()
-    if cfg.decode == "original":
-        return decode_original(encoded, side.rows, score_2M[0], score_2M[1], ORIGINAL)
-    rule = SpanRule(cfg.max_answer_length, cfg.n_best_size, threshold)
-    return decode_hf(encoded, side.rows, score_2M[0], score_2M[1], rule)
+    full = np.full((2, len(allowed)), -np.inf, dtype=np.float32)
+    full[:, allowed] = score_2M[:, allowed] if score_2M.shape[1] == len(allowed) else score_2M
+    if cfg.rule == "original":
+        return decode_original(encoded, side.rows, full[0], full[1], ORIGINAL)
+    return decode_hf(encoded, side.rows, full[0], full[1], SpanRule(cfg.max_answer_length, cfg.n_best_size, 0.0))
 
 
 def thresholded(found: SpanPredictions, threshold: float) -> dict[str, str]:
@@ -129,12 +137,11 @@ def thresholded(found: SpanPredictions, threshold: float) -> dict[str, str]:
     return {i: "" if found.null_odds[i] > threshold else text for i, text in found.best.items()}
 
 
-def _threshold(weight_2D: Tensor, x_MD: Tensor, side: Side, cfg: ProbeConfig) -> float:
+def tuned_threshold(found: SpanPredictions, side: Side) -> float:
     """The threshold with the best F1 on the rows of `side`, by one sort.
 
     Where that is not a standard error above never answering, nothing is answered: noise must not cost F1 elsewhere.
     """
-    found = decode(weight_2D, x_MD, side, cfg)
     score_N = question_scores(side.rows, found.best)[1]
     none_N = np.array([float(not r.answers) for r in side.rows])
     odds_N = np.array([found.null_odds[r.id] for r in side.rows])

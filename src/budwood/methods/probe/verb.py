@@ -5,45 +5,24 @@ Shapes: M states, D features, K classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import shutil
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from budwood.config.probe import ProbeConfig
 from budwood.data.batch import seed_of
 from budwood.errors import ConfigError
 from budwood.linalg.leace import eraser
-from budwood.methods.probe import labels, outcome, score, spans
-from budwood.methods.probe.side import Side, kind_of, side
+from budwood.methods.probe import bidaf, labels, outcome, score, spans, trained, words
+from budwood.methods.probe.side import kind_of
+from budwood.methods.probe.sides import Sides, layer_numbers, sides_of
 from budwood.methods.session import Session
 from budwood.models.load import load
 from budwood.models.reading import as_tuned, head_spec, mode_for, reading
 from budwood.models.reference import ModelRef
 from budwood.train.evaluate import evaluate
-
-
-@dataclass(frozen=True)
-class Sides:
-    """The splits of one model: trained on, tuned on (spans only), reported; masks choose states of stored layers."""
-
-    train: Side
-    tune: Side | None
-    test: Side
-    train_M: np.ndarray | None = None
-    tune_M: np.ndarray | None = None
-
-    def states(self, number: int) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Layer `number` of the three."""
-        whole = self.train.stored.layer(number)
-        test = self.test.stored.layer(number)
-        if self.tune is None:
-            return whole, None, test
-        if self.train_M is None or self.tune_M is None:
-            return whole, self.tune.stored.layer(number), test
-        return whole[torch.from_numpy(self.train_M)], whole[torch.from_numpy(self.tune_M)], test
 
 
 def probe(session: Session) -> dict[str, Any]:
@@ -53,32 +32,33 @@ def probe(session: Session) -> dict[str, Any]:
         kind_of(cfg, task, ref)
     if cfg.compare and len(session.models) != 2:
         raise ConfigError(f"--compare draws the difference of two models; {len(session.models)} were given.")
+    if cfg.bidaf and task.kind != "span":
+        raise ConfigError(f"--bidaf reads answers to questions; task '{task.name}' has none. Leave it away.")
     results, first = [], None
     for i, ref in enumerate(session.models):
-        sides = _sides(session, ref)
+        sides = sides_of(session, ref)
         first = first or sides
         home = outcome.Home(session.run.path, f"{i}-{ref.name}")
-        layers = [_layer(session, sides, n, home, not cfg.no_controls) for n in _numbers(cfg, sides)]
-        best = max(layers, key=lambda x: x["score"])
-        results.append(
-            {
-                "model": ref.text,
-                "layers": layers,
-                "best_layer": best["layer"],
-                "head_score": _head_score(session, ref),
-            }
-        )
-        outcome.keep_index(session, ref, home, sides.train.stored)
+        found = _places(session, sides, home)
+        best = max(found["layers"], key=lambda x: x["score"])
+        head = _head_score(session, ref)
+        results.append({"model": ref.text, **found, "best_layer": best["layer"], "head_score": head})
+        homes = [home.epoch(e) for e in sorted({x["epoch"] for x in found["epochs"]})] if cfg.trained else [home]
+        outcome.keep_index(session, ref, homes, sides.train.stored)
     assert first is not None
     baselines: dict[str, Any] = {
         "majority": score.majority(task, first.train, first.test),
-        "bag_of_words": score.bag_of_words(task, first.train, first.test),
+        "bag_of_words": words.baseline(first.train, first.tune, first.test, cfg)
+        if first.tune is not None
+        else score.bag_of_words(task, first.train, first.test),
     }
+    if cfg.bidaf and first.tune is not None:
+        baselines["bidaf"] = bidaf.baseline(session, first.train, first.tune, first.test)
     if not cfg.no_controls:
-        blank = _sides(session, session.models[0], seed_of(cfg.seed, "random encoder") % 2**31)
-        found = [_layer(session, blank, n, None, False) for n in _numbers(cfg, blank)]
-        baselines["random_encoder"] = [x["score"] for x in found]
+        blank = sides_of(session, session.models[0], seed_of(cfg.seed, "random encoder") % 2**31)
+        baselines["random_encoder"] = [x["score"] for x in _places(session, blank, None)["layers"]]
     outcome.draw(session, results, baselines)
+    shutil.rmtree(session.run.file("training"), ignore_errors=True)  # only now is it worth nothing
     split = task.reported
     metric = "f1" if task.kind == "span" else task.metric
     return {
@@ -92,45 +72,13 @@ def probe(session: Session) -> dict[str, Any]:
     }
 
 
-def _numbers(cfg: ProbeConfig, sides: Sides) -> list[int]:
-    layers = sides.train.stored.layers
-    wrong = [n for n in cfg.layers if not 0 <= n < layers]
-    if wrong:
-        raise ConfigError(
-            f"--layers asks for layer {wrong[0]}, and this model has layers 0 (embeddings) to {layers - 1}. "
-            "Leave --layers away for all of them."
-        )
-    return sorted(set(cfg.layers)) or list(range(layers))
-
-
-def _sides(session: Session, ref: ModelRef, random: int | None = None) -> Sides:
-    task = session.task
-    train, test = (side(session, ref, s, random) for s in ("train", task.reported))
-    if task.kind != "span":
-        return Sides(train, None, test)
-    if task.reported != "validation":
-        return Sides(train, side(session, ref, "validation", random), test)
-    # the only other split is reported, so a tenth of the training documents chooses cost and threshold
-    documents = np.array([r.group or r.id for r in train.rows], dtype=object)
-    rank_N = np.unique(documents, return_inverse=True)[1]
-    drawn = np.random.default_rng(seed_of(session.cfg.seed, "tune")).permutation(int(rank_N.max()) + 1)
-    out_N = drawn[rank_N] < max(1, len(drawn) // 10)
-    (kept, kept_M), (tune, tune_M) = (_part(train, np.flatnonzero(x)) for x in (~out_N, out_N))
-    return Sides(kept, tune, test, kept_M, tune_M)
-
-
-def _part(whole: Side, rows_N: np.ndarray) -> tuple[Side, np.ndarray]:
-    """The windows of some questions, and which states are theirs."""
-    encoded, offsets_N1 = whole.stored.encoded, whole.stored.offsets_N1
-    keep_W = np.isin(encoded.fixed["row"], rows_N)
-    keep_M = np.repeat(keep_W, np.diff(offsets_N1))
-    taken = encoded.take(np.flatnonzero(keep_W))
-    taken = replace(taken, fixed={**taken.fixed, "row": np.searchsorted(rows_N, taken.fixed["row"])})
-    offsets = np.concatenate([[0], np.cumsum(np.diff(offsets_N1)[keep_W])]).astype(np.int64)
-    stored = replace(whole.stored, encoded=taken, offsets_N1=offsets)
-    document_M = np.unique(whole.document_M[keep_M], return_inverse=True)[1]
-    rows = tuple(whole.rows[i] for i in rows_N)
-    return replace(whole, stored=stored, rows=rows, document_M=document_M, row_M=whole.row_M[keep_M]), keep_M
+def _places(session: Session, sides: Sides, home: outcome.Home | None) -> dict[str, Any]:
+    """The numbers of every layer, by the solver asked for; without a home nothing is kept and no control is made."""
+    cfg = session.cfg
+    if cfg.trained:
+        return trained.results(session, sides, home)
+    controls = home is not None and not cfg.no_controls
+    return {"layers": [_layer(session, sides, n, home, controls) for n in layer_numbers(cfg, sides)]}
 
 
 def _layer(session: Session, sides: Sides, number: int, home: outcome.Home | None, controls: bool) -> dict[str, Any]:
@@ -163,7 +111,7 @@ def _label_layer(
     if cfg.erase:
         out["erased"] = _erased(session, sides, x_MD, test_MD)
     if home is not None:
-        pvi_M = _information(found.logits_NK, train.label_M, test.label_M) if cfg.pvi else None
+        pvi_M = score.information(found.logits_NK, train.label_M, test.label_M) if cfg.pvi else None
         outcome.keep_labels(home, number, found, task, test, guess_M, pvi_M)
         if pvi_M is not None:
             out["information"] = float(pvi_M.mean())
@@ -176,14 +124,6 @@ def _erased(session: Session, sides: Sides, x_MD: Tensor, test_MD: Tensor) -> fl
     clean = [torch.from_numpy(x.numpy() - (x.numpy() - mean_D) @ map_DD).float() for x in (x_MD, test_MD)]
     again = labels.fit(clean[0], sides.train, clean[1], session.cfg, len(session.task.labels), False)
     return score.score(session.task, sides.test, again.logits_NK.argmax(1))[0]
-
-
-def _information(logits_NK: np.ndarray, train_N: np.ndarray, label_N: np.ndarray) -> np.ndarray:
-    """Bits that the states add, for every row, to what the shares of the labels tell already."""
-    log_NK = logits_NK - np.logaddexp.reduce(logits_NK.astype(np.float64), axis=1, keepdims=True)
-    share_K = np.bincount(train_N, minlength=logits_NK.shape[1]) / len(train_N)
-    prior_N = np.log(np.maximum(share_K[label_N], 1e-12))
-    return (log_NK[np.arange(len(label_N)), label_N] - prior_N) / np.log(2)
 
 
 def _span_layer(
@@ -223,7 +163,7 @@ def _span_layer(
 
 def _head_score(session: Session, ref: ModelRef) -> float | None:
     """The same metric by the model's own head, where it has one for this task."""
-    cfg = as_tuned(session.cfg, ref)
+    cfg = as_tuned(session.cfg.model_copy(update={"parity": False}), ref)  # here a matter of training, not of reading
     task = session.task
     mode = mode_for(cfg, task, ref)
     loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0)
