@@ -23,7 +23,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from influence import alone, model_in, rows_file
 from influence_peers import peers
 from show import BUDWOOD, ROOT, SHARED, Show, run
@@ -153,7 +152,9 @@ def speed() -> None:
 
 
 def phases(found: dict[str, Any]) -> None:
-    print(f"       {found['tool']}, {found['rows']} rows: " + ", ".join(f"{k} {v:.1f}" for k, v in found["cpu"].items()))
+    print(
+        f"       {found['tool']}, {found['rows']} rows: " + ", ".join(f"{k} {v:.1f}" for k, v in found["cpu"].items())
+    )
 
 
 def others() -> None:
@@ -161,9 +162,7 @@ def others() -> None:
     model = "4x256"
     model_of(model)
     tools = ("trak", "dattri", "bergson")
-    own, *found = together(
-        lambda: ours(model, "rte", ROWS), *(lambda t=t: theirs(model, "rte", t) for t in tools)
-    )  # type: ignore[misc]
+    own, *found = together(lambda: ours(model, "rte", ROWS), *(lambda t=t: theirs(model, "rte", t) for t in tools))  # type: ignore[misc]
     for tool, other in zip(tools, found):
         told = other.get("error") or (
             f"{other['cpu_seconds']:.0f} s (from {other['rows']} rows), ours {own['cpu_seconds']:.0f} s, "

@@ -73,8 +73,8 @@ class DampingConfig(Config):
     damping: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
         ("auto",),
         description="Added to the curvature: a number, 0.1mean (that share of each module's mean), heuristic "
-        "(= 0.1mean) or auto (1 / sum of learning rates where the model's run has them, else heuristic). Several "
-        "cost no further pass; the first is the main one.",
+        "(= 0.1mean) or auto (the least share of the mean at which scores by two halves of the training rows agree). "
+        "Several cost no further pass; the first is the main one.",
     )
 
     @field_validator("damping")
