@@ -170,12 +170,12 @@ class IndexConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfi
     coordinates: Annotated[str, Parameter(group=INFLUENCE)] = Field(
         "3%", description="Eigen-coordinates kept of every gradient: a number or a share of all."
     )
-    sketch: Annotated[float | None, Parameter(group=INFLUENCE)] = Field(
-        None,
+    sketch: Annotated[float, Parameter(group=INFLUENCE)] = Field(
+        0.0,
         ge=0,
         le=0.9,
-        description="Share of them that are random sums of all coordinates not kept. Default: half up to 2M "
-        "parameters, else none, since the whole gradient of a question has to be folded.",
+        description="Share of them that are random sums of all coordinates not kept: helps where very few are kept, "
+        "and a question's whole gradient has to be folded.",
     )
     calibration: Annotated[int, Parameter(group=INFLUENCE)] = Field(
         64, ge=1, description="Queries (seeded sample of the validation rows) that decide which coordinates carry most."

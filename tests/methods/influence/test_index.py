@@ -44,14 +44,14 @@ def place(tmp_path_factory: pytest.TempPathFactory, tuned: Path, reviews: Path) 
     from budwood.config.influence import ScoreConfig
 
     run_verb("influence score", ScoreConfig(**common, query_split="validation", out=path / "score"), [str(tuned)])
-    for share in ("100%", "10%"):
+    for share in ("100%", "10%", "folded"):
         cfg = IndexConfig(
             **common,
-            coordinates=share,
+            coordinates="10%" if share == "folded" else share,
             calibration=6,
             shard_rows=40,
             out=path / share,
-            sketch=0 if share == "100%" else None,
+            sketch=0.5 if share == "folded" else 0,
         )
         run_verb("influence index", cfg, [str(tuned)])
     return path
@@ -86,6 +86,12 @@ def test_a_tenth_of_the_coordinates_ranks_alike_on_held_out_queries(place: Path,
     assert spearman_by_row(ours[held], full[held]).mean() > 0.95
     few, _ = asked(place, tuned, "10%", 500)  # only the strongest coordinates of each question
     assert spearman_by_row(few, ours).mean() > 0.9
+
+
+def test_sums_of_what_is_not_kept_stand_in_for_it(place: Path, tuned: Path) -> None:
+    ours, full = asked(place, tuned, "folded", None)
+    assert opened(place, tuned, "folded")[0].sketch.size > 0
+    assert spearman_by_row(ours, full).mean() > 0.9
 
 
 def test_some_rows_can_be_scored_exactly_again(place: Path, tuned: Path) -> None:

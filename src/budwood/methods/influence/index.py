@@ -41,7 +41,6 @@ from budwood.store.files import read_json, write_json, writing_directory
 
 HERE = "budwood.methods.influence.index"
 SAMPLE = 512  # training rows whose coordinates' spread is measured
-SMALL = 1 << 21  # parameters up to which a question's whole gradient is folded in a few milliseconds
 NUMBERS = 1 << 28  # of stored coordinates multiplied for one question
 MOST = 1 << 14  # its strongest coordinates: never fewer are multiplied
 CACHED = 1 << 16  # of them turned to float32 at a time: they are used while still in cache
@@ -57,8 +56,7 @@ def index(session: Session) -> dict[str, Any]:
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     parameters = sum(m.out * m.columns for m in shop.maps)
     count = coords.wanted(cfg.coordinates, parameters)
-    share_folded = cfg.sketch if cfg.sketch is not None else 0.5 if parameters <= SMALL else 0.0
-    folded = int(count * share_folded)
+    folded = int(count * cfg.sketch)
     asked = {
         **own,
         "factors": str(factors.path),
