@@ -101,7 +101,9 @@ def model_of(wish: str) -> str:
 
 @cache
 def _rows(model: str, task: str, rows: int, queries: int) -> Path:
-    return rows_file(model_of(model), task, rows, queries, work, PEER_ROWS)
+    place = work / f"rows-{Path(model).name}"
+    place.mkdir(exist_ok=True)
+    return rows_file(model_of(model), task, rows, queries, place, PEER_ROWS)
 
 
 def rows_of(*asked: Any) -> Path:
