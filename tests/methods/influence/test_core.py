@@ -12,6 +12,7 @@ from torch import nn
 
 from budwood.capture.coverage import cover
 from budwood.capture.gradients import per_example_grads
+from budwood.capture.stream import PEEK, Sides
 from budwood.config.influence import FitConfig
 from budwood.errors import ConfigError, ModelError
 from budwood.linalg.kron import EigenError, eigenbasis, gram_, inverse, mirrored, reliability, rotate_first, square_sum_
@@ -300,3 +301,19 @@ def test_memory_and_missing_factors(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match="influence fit"):
         Factors.open(tmp_path)
+
+
+def test_positions_without_gradient_are_left_out_and_no_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a_BTI, g_BTO = torch.randn(3, 8, 4, generator=generator), torch.randn(3, 8, 20, generator=generator)
+    hidden = g_BTO.clone()
+    hidden[..., :PEEK] = 0  # what is seen at first glance is not all there is
+    for g in (g_BTO, hidden):
+        assert Sides(a_BTI, g, None).live()[0] is g
+        few = g.clone()
+        few[:, 2:] = 0
+        few[1, 0] = 0
+        left_BTO, right_BTI = Sides(a_BTI, few, None).live()
+        assert left_BTO.shape == (3, 2, 20)
+        want = torch.einsum("bto,bti->boi", few, a_BTI)
+        assert torch.allclose(torch.einsum("bto,bti->boi", left_BTO, right_BTI), want, atol=1e-6)
