@@ -65,6 +65,9 @@ show-03: env
 show-04: env
 	$(BIN)/python benchmarks/show_04.py
 
+show-05: env
+	$(BIN)/python benchmarks/show_05.py
+
 show-07: env browser
 	$(BIN)/python benchmarks/show_07.py
 

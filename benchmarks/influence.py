@@ -1,9 +1,13 @@
 """Influence against its peers: factors and scores on the same rows, threads and model, and the floor below all.
 
-    python benchmarks/influence.py [--model DIR] [--task rte] [--rows 1000] [--queries 64] [--peers-python PYTHON]
+    python benchmarks/influence.py [--model DIR|4x256|2x768] [--task rte] [--rows 1000] [--queries 64]
+                                   [--peer-rows 160] [--peers-python PYTHON]
 
 The floor is a plain forward and backward pass over the same rows, batched by length. Seconds are wall-clock; on a
-machine that does other things besides, the processor seconds beside them are the fairer number.
+machine that does other things besides, the processor seconds beside them are the fairer number, and the comparison is
+made of them. `4x256` and `2x768` are BERTs of that many layers and that width with random weights. Peers may see fewer
+rows (`--peer-rows`), their time being scaled up to all; without it they see all. BUDWOOD_PEER_PYTHON names a Python
+that has them.
 """
 
 from __future__ import annotations
@@ -27,8 +31,29 @@ SHARED = Path(os.environ.get("BUDWOOD_SHARED", ROOT.parent / "shared"))
 LONGEST = 128
 
 
-def rows_file(model: str, task: str, rows: int, queries: int, place: Path) -> Path:
-    """Token ids and labels of the first rows of a task, cut to 128 tokens, as every tool reads them."""
+def model_in(wish: str, place: Path) -> str:
+    """A directory with the model: the one given, or random weights of a shape such as 4x256 written to `place`."""
+    layers, _, width = wish.partition("x")
+    if not (layers.isdigit() and width.isdigit()):
+        return wish
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(SHARED / "models" / "all-MiniLM-L6-v2")
+    size = int(width)
+    shape = {"hidden_size": size, "intermediate_size": 4 * size, "num_attention_heads": size // 64}
+    config = BertConfig(vocab_size=len(tokenizer), num_hidden_layers=int(layers), num_labels=2, **shape)
+    BertForSequenceClassification(config).save_pretrained(place / wish)
+    tokenizer.save_pretrained(place / wish)
+    return str(place / wish)
+
+
+def rows_file(model: str, task: str, rows: int, queries: int, place: Path, peer_rows: int | None = None) -> Path:
+    """Token ids and labels of the first rows of a task, cut to 128 tokens, as every tool reads them.
+
+    A task with fewer rows than asked for is gone through again: for timing, a row is a row.
+    """
     from transformers import AutoTokenizer
 
     import budwood as bw
@@ -37,16 +62,16 @@ def rows_file(model: str, task: str, rows: int, queries: int, place: Path) -> Pa
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def encoded(split: str, count: int) -> tuple[list[list[int]], list[int]]:
-        chosen = data.rows(split)[:count]
+        there = data.rows(split)
+        chosen = [there[i % len(there)] for i in range(count)]
         ids = [tokenizer(r.text, r.pair, truncation=True, max_length=LONGEST)["input_ids"] for r in chosen]
         return ids, [int(r.label) for r in chosen]  # type: ignore[arg-type]
 
     train, labels = encoded("train", rows)
     asked, asked_labels = encoded("validation", queries)
-    file = place / "rows.json"
-    file.write_text(
-        json.dumps({"train": train, "train_labels": labels, "queries": asked, "query_labels": asked_labels})
-    )
+    file = place / f"rows-{task}-{rows}-{queries}.json"
+    found = {"train": train, "train_labels": labels, "queries": asked, "query_labels": asked_labels}
+    file.write_text(json.dumps({**found, "peer_rows": peer_rows}))
     return file
 
 
@@ -134,6 +159,7 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
         timed("floor", floor)
     return {
         "tool": "budwood " + "+".join(strategies),
+        "rows": len(train),
         "seconds": own[0],
         "cpu_seconds": own[1],
         "floor": cpu["floor"],
@@ -144,18 +170,28 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
     }
 
 
+def alone(model: str, file: Path, strategies: str = "ekfac") -> dict[str, Any]:
+    """Our phases in a process of their own, so that peaks do not mix."""
+    words = [sys.executable, __file__, "--model", model, "--only-ours", str(file), "--strategy", strategies]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-600:])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """One line per tool; the first is ours."""
-    lines = [f"{'tool':<34} {'seconds':>9} {'cpu':>9} {'ours is':>8} {'peak MB':>8}  phases"]
+    lines = [f"{'tool':<34} {'seconds':>9} {'cpu':>9} {'ours is':>8} {'peak MB':>8} {'rows':>6}  phases (cpu)"]
     best = results[0]
     for r in results:
         if "error" in r:
             lines.append(f"{r['tool']:<34} {r['error']}")
             continue
-        times = r.get("cpu_seconds", r["seconds"]) / best["cpu_seconds"]
-        phases = ", ".join(f"{k} {v:.1f}" for k, v in r["phases"].items())
-        cpu = f"{r['cpu_seconds']:9.1f}" if "cpu_seconds" in r else f"{'':>9}"
-        lines.append(f"{r['tool']:<34} {r['seconds']:9.1f} {cpu} {times:7.2f}x {r['peak_rss_mb']:8.0f}  {phases}")
+        times = r["cpu_seconds"] / best["cpu_seconds"]
+        phases = ", ".join(f"{k} {v:.1f}" for k, v in r["cpu"].items())
+        figures = f"{r['seconds']:9.1f} {r['cpu_seconds']:9.1f} {times:7.2f}x {r['peak_rss_mb']:8.0f} {r['rows']:6d}"
+        lines.append(f"{r['tool']:<34} {figures}  {phases}")
     lines.append(f"ours is {best['times_floor']:.2f} x a plain forward and backward pass over the same rows")
     return "\n".join(lines)
 
@@ -166,10 +202,11 @@ def main() -> None:
     parser.add_argument("--model", default=str(SHARED / "models" / "all-MiniLM-L6-v2"))
     parser.add_argument("--task", default="rte")
     parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--peer-rows", type=int)
     parser.add_argument("--queries", type=int, default=64)
     parser.add_argument("--strategy", default="ekfac")
     parser.add_argument("--tools", default="kronfluence-padded,kronfluence-dynamic,trak,dattri,bergson")
-    parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("--peers-python", default=os.environ.get("BUDWOOD_PEER_PYTHON", sys.executable))
     parser.add_argument("--only-ours", type=Path)
     given = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
@@ -181,24 +218,13 @@ def main() -> None:
         return
     from influence_peers import peers
 
-    with tempfile.TemporaryDirectory() as place:
-        file = rows_file(given.model, given.task, given.rows, given.queries, Path(place))
-        words = [
-            sys.executable,
-            __file__,
-            "--model",
-            given.model,
-            "--only-ours",
-            str(file),
-            "--strategy",
-            given.strategy,
-        ]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(done.stderr[-2000:])
-        results = [json.loads(done.stdout.splitlines()[-1])]
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        model = model_in(given.model, place)
+        file = rows_file(model, given.task, given.rows, given.queries, place, given.peer_rows)
+        results = [alone(model, file, given.strategy)]
         tools = tuple(t for t in given.tools.split(",") if t)
-        results += peers(given.model, file, tools, 1, given.peers_python)
+        results += peers(model, file, tools, 1, given.peers_python)
     print(table(results))
     print(json.dumps(results))
 

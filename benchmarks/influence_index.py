@@ -35,6 +35,7 @@ def measure(given: argparse.Namespace, place: Path) -> dict[str, Any]:
     if given.data_dir:
         common["data_dir"] = (given.data_dir,)
     trained = bw.finetune(given.model, num_train_epochs=given.epochs, out=tuned, **common)
+    common["fit_rows"] = given.fit_rows
     run_verb("influence score", ScoreConfig(**common, query_split="validation", out=place / "score"), [str(tuned)])
     full = Scores.open(place / "score").whole()
     results = []
@@ -89,6 +90,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--rows", type=int, default=2400)
     parser.add_argument("--epochs", type=float, default=3)
+    parser.add_argument("--fit-rows", default="all")
     parser.add_argument("--coordinates", default="3%,10%")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()

@@ -5,6 +5,8 @@
 `rows.json`: {"train": [[ids...], ...], "train_labels": [...], "queries": [...], "query_labels": [...]}, token ids of a
 BERT-like classifier. One JSON object: seconds, phases, batch size and peak RSS of every tool that is installed; a tool
 that cannot run says why. Each runs in a process of its own, so that peaks do not mix. Needs the `bench` extra.
+With "peer_rows": n in the file, tools see every k-th training row, n in all, and phases that grow with the rows are
+scaled up to all of them (kronfluence's scores along the line through n / 2 and n rows).
 """
 
 from __future__ import annotations
@@ -85,45 +87,75 @@ def kronfluence(model: nn.Module, data: dict[str, Any], dynamic: bool) -> dict[s
     from kronfluence_reference import task_class
 
     width = None if dynamic else LONGEST
-    order = (
-        sorted(range(len(data["train"])), key=lambda i: -len(data["train"][i]))
-        if dynamic
-        else range(len(data["train"]))
-    )
+    order = chosen(data)
+    times = len(data["train"]) / len(order)
+    if dynamic:
+        order.sort(key=lambda i: -len(data["train"][i]))
     train = Rows([data["train"][i] for i in order], [data["train_labels"][i] for i in order], width)
     queries = Rows(data["queries"], data["query_labels"], width)
     task = task_class()
     model = prepare_model(model, task)
-    phases: dict[str, float] = {}
+    clock = Clock()
     with tempfile.TemporaryDirectory() as place:
         analyzer = Analyzer("bench", model, task, cpu=True, output_dir=place, disable_tqdm=True)
         if dynamic:
             analyzer.set_dataloader_kwargs(DataLoaderKwargs(collate_fn=collate))
         size = _best(analyzer, train)
 
-        def timed(name: str, work: Callable[[], Any]) -> None:
-            began = time.perf_counter()
-            work()
-            phases[name] = time.perf_counter() - began
-
         own = {"factors_name": "f", "factor_args": FactorArguments(strategy="ekfac"), "overwrite_output_dir": True}
-        timed("covariance", lambda: analyzer.fit_covariance_matrices(dataset=train, per_device_batch_size=size, **own))
-        timed("eigen", lambda: analyzer.perform_eigendecomposition(**own))
-        timed("lambda", lambda: analyzer.fit_lambda_matrices(dataset=train, per_device_batch_size=size, **own))
-        timed(
-            "scores",
-            lambda: analyzer.compute_pairwise_scores(
-                "s", "f", queries, train, len(queries), size, score_args=ScoreArguments(), overwrite_output_dir=True
-            ),
+        clock(
+            "covariance",
+            lambda: analyzer.fit_covariance_matrices(dataset=train, per_device_batch_size=size, **own),
+            times,
         )
-    return {"batch_size": size, "phases": phases}
+        clock("eigen", lambda: analyzer.perform_eigendecomposition(**own))
+        clock("lambda", lambda: analyzer.fit_lambda_matrices(dataset=train, per_device_batch_size=size, **own), times)
+
+        def score(rows: Rows, name: str) -> None:
+            analyzer.compute_pairwise_scores(
+                name, "f", queries, rows, len(queries), size, score_args=ScoreArguments(), overwrite_output_dir=True
+            )
+
+        clock("scores", lambda: score(train, "s"))
+        if times > 1:
+            half = Rows(train.ids[::2], train.labels[::2], width)
+            clock("half", lambda: score(half, "h"))
+            clock.along("scores", "half", len(half) / len(train), times)
+    return {"batch_size": size, "rows": len(train), "phases": clock.wall, "cpu": clock.cpu}
+
+
+class Clock:
+    """Wall-clock and processor seconds of phases."""
+
+    def __init__(self) -> None:
+        self.wall: dict[str, float] = {}
+        self.cpu: dict[str, float] = {}
+
+    def __call__(self, name: str, work: Callable[[], Any], times: float = 1.0) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        work()
+        self.wall[name] = (time.perf_counter() - wall) * times
+        self.cpu[name] = (time.process_time() - cpu) * times
+
+    def along(self, name: str, less: str, share: float, times: float) -> None:
+        """Carry a phase on to `times` its rows, along the line through what `share` of them took."""
+        for seconds in (self.wall, self.cpu):
+            slope = max(0.0, seconds[name] - seconds.pop(less)) / (1 - share)
+            seconds[name] += slope * (times - 1)
+
+
+def chosen(data: dict[str, Any]) -> list[int]:
+    """Places of the training rows that a peer sees."""
+    count = len(data["train"])
+    few = min(count, data.get("peer_rows") or count)
+    return [i * count // few for i in range(few)]
 
 
 def _best(analyzer: Any, train: Rows) -> int:
     """The batch size whose covariance pass over a sample is fastest."""
     from kronfluence.arguments import FactorArguments
 
-    sample = Rows(train.ids[:: max(1, len(train) // 96)][:96], train.labels[:96], train.width)
+    sample = Rows(train.ids[:: max(1, len(train) // 64)][:64], train.labels[:64], train.width)
     seconds = {}
     for size in BATCHES:
         began = time.perf_counter()
@@ -161,9 +193,11 @@ def trak(model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
 
     parameters = sum(p.numel() for p in model.parameters())
     project = BasicProjector(parameters, 1024, 0, ProjectionType.rademacher, torch.device("cpu"), 16, torch.float32)
-    phases = {}
+    clock = Clock()
+    at = chosen(data)
+    train, labels = [data["train"][i] for i in at], [data["train_labels"][i] for i in at]
     with tempfile.TemporaryDirectory() as place:
-        count = len(data["train"])
+        count = len(train)
         tracer = TRAKer(
             model,
             Out(),
@@ -174,21 +208,24 @@ def trak(model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
             proj_dim=1024,
             use_half_precision=False,
         )
-        began = time.perf_counter()
-        tracer.load_checkpoint(model.state_dict(), model_id=0)
-        for first in range(0, count, 8):
-            b = pad(data["train"][first : first + 8], data["train_labels"][first : first + 8], LONGEST)
-            tracer.featurize((b["input_ids"], b["attention_mask"], b["label"]), num_samples=len(b["label"]))
-        tracer.finalize_features()
-        phases["features"] = time.perf_counter() - began
-        began = time.perf_counter()
-        tracer.start_scoring_checkpoint("q", model.state_dict(), 0, len(data["queries"]))
-        for first in range(0, len(data["queries"]), 8):
-            b = pad(data["queries"][first : first + 8], data["query_labels"][first : first + 8], LONGEST)
-            tracer.score((b["input_ids"], b["attention_mask"], b["label"]), num_samples=len(b["label"]))
-        tracer.finalize_scores("q")
-        phases["scores"] = time.perf_counter() - began
-    return {"batch_size": 8, "phases": phases}
+
+        def features() -> None:
+            tracer.load_checkpoint(model.state_dict(), model_id=0)
+            for first in range(0, count, 8):
+                b = pad(train[first : first + 8], labels[first : first + 8], LONGEST)
+                tracer.featurize((b["input_ids"], b["attention_mask"], b["label"]), num_samples=len(b["label"]))
+            tracer.finalize_features()
+
+        def scores() -> None:
+            tracer.start_scoring_checkpoint("q", model.state_dict(), 0, len(data["queries"]))
+            for first in range(0, len(data["queries"]), 8):
+                b = pad(data["queries"][first : first + 8], data["query_labels"][first : first + 8], LONGEST)
+                tracer.score((b["input_ids"], b["attention_mask"], b["label"]), num_samples=len(b["label"]))
+            tracer.finalize_scores("q")
+
+        clock("features", features, len(data["train"]) / count)
+        clock("scores", scores)
+    return {"batch_size": 8, "rows": count, "phases": clock.wall, "cpu": clock.cpu}
 
 
 def dattri(model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
@@ -202,17 +239,19 @@ def dattri(model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
         return F.cross_entropy(logits, label)
 
     def loader(side: str, size: int) -> Any:
-        b = pad(data[side], data["train_labels" if side == "train" else "query_labels"], LONGEST)
+        labels = data["train_labels" if side == "train" else "query_labels"]
+        at = chosen(data) if side == "train" else range(len(labels))
+        b = pad([data[side][i] for i in at], [labels[i] for i in at], LONGEST)
         rows = torch.utils.data.TensorDataset(b["input_ids"], b["attention_mask"], b["label"])
         return torch.utils.data.DataLoader(rows, batch_size=size)
 
     task = AttributionTask(loss_func=loss, model=model, checkpoints=model.state_dict())
     attributor = IFAttributorEKFAC(task=task, device="cpu")
-    began = time.perf_counter()
-    attributor.cache(loader("train", 16))
-    cached = time.perf_counter() - began
-    attributor.attribute(loader("train", 16), loader("queries", 16))
-    return {"batch_size": 16, "phases": {"factors": cached, "scores": time.perf_counter() - began - cached}}
+    clock, few = Clock(), len(chosen(data))
+    times = len(data["train"]) / few
+    clock("factors", lambda: attributor.cache(loader("train", 16)), times)
+    clock("scores", lambda: attributor.attribute(loader("train", 16), loader("queries", 16)), times)
+    return {"batch_size": 16, "rows": few, "phases": clock.wall, "cpu": clock.cpu}
 
 
 def bergson(model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +277,8 @@ def one(tool: str, directory: str, data: dict[str, Any]) -> dict[str, Any]:
     except Exception as e:  # noqa: BLE001  a peer's failure is a result of this benchmark
         return {"tool": tool, "error": f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"tool": tool, "seconds": sum(found["phases"].values()), "peak_rss_mb": peak, **found}
+    own = {"seconds": sum(found["phases"].values()), "cpu_seconds": sum(found["cpu"].values())}
+    return {"tool": tool, **own, "peak_rss_mb": peak, **found}
 
 
 def peers(

@@ -73,8 +73,8 @@ class DampingConfig(Config):
     damping: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
         ("auto",),
         description="Added to the curvature: a number, 0.1mean (that share of each module's mean), heuristic "
-        "(= 0.1mean) or auto (1 / sum of learning rates where the model's run has them, else heuristic). Several "
-        "cost no further pass; the first is the main one.",
+        "(= 0.1mean) or auto (the least share of the mean at which scores by two halves of the training rows agree). "
+        "Several cost no further pass; the first is the main one.",
     )
 
     @field_validator("damping")
@@ -170,12 +170,12 @@ class IndexConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfi
     coordinates: Annotated[str, Parameter(group=INFLUENCE)] = Field(
         "3%", description="Eigen-coordinates kept of every gradient: a number or a share of all."
     )
-    sketch: Annotated[float | None, Parameter(group=INFLUENCE)] = Field(
-        None,
+    sketch: Annotated[float, Parameter(group=INFLUENCE)] = Field(
+        0.0,
         ge=0,
         le=0.9,
-        description="Share of them that are random sums of all coordinates not kept. Default: half up to 2M "
-        "parameters, else none, since the whole gradient of a question has to be folded.",
+        description="Share of them that are random sums of all coordinates not kept: helps where very few are kept, "
+        "and a question's whole gradient has to be folded.",
     )
     calibration: Annotated[int, Parameter(group=INFLUENCE)] = Field(
         64, ge=1, description="Queries (seeded sample of the validation rows) that decide which coordinates carry most."

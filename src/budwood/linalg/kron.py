@@ -103,9 +103,7 @@ def outer_(room_BOI: Tensor, g_BTO: Tensor, a_BTI: Tensor) -> Tensor:
     """Every example's gradient sum_t g_bt a_btᵀ, written into `room_BOI`."""
     if g_BTO.shape[1] == 1:
         return torch.mul(g_BTO[:, 0, :, None], a_BTI[:, 0, None, :], out=room_BOI)
-    for b in range(len(g_BTO)):
-        torch.mm(g_BTO[b].T, a_BTI[b], out=room_BOI[b])
-    return room_BOI
+    return torch.bmm(g_BTO.transpose(1, 2), a_BTI, out=room_BOI)
 
 
 def inverse(curvature_OI: Tensor, damping: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 
 from budwood.capture.coverage import cover
 from budwood.capture.gradients import per_example_grads
+from budwood.capture.stream import PEEK, Sides
+from budwood.config.influence import FitConfig
 from budwood.errors import ConfigError, ModelError
 from budwood.linalg.kron import EigenError, eigenbasis, gram_, inverse, mirrored, reliability, rotate_first, square_sum_
 from budwood.methods.influence.factors import SHARES, Factors, Setting, settings_of, weigh
@@ -18,9 +21,9 @@ from budwood.methods.influence.itself import self_influence
 from budwood.methods.influence.moments import covariances, second_moments
 from budwood.methods.influence.pairs import OnDisk
 from budwood.methods.influence.precondition import Work, precondition
-from budwood.methods.influence.workshop import memory_budget
+from budwood.methods.influence.workshop import memory_budget, shop_of
 from tests.cases import case
-from tests.methods.influence.toys import ALL, dense_scores, fit, gradients, scores, toy
+from tests.methods.influence.toys import ALL, dense_scores, fit, gradients, reading_of, scores, toy
 from tests.oracles import relative_error
 
 EXACT = 1e-9
@@ -185,6 +188,65 @@ def test_multihead_attention_is_covered(tmp_path: Path) -> None:
     assert all(relative_error(got[n], want[n]) < 1e-10 for n in got)
 
 
+class Pictures(nn.Module):
+    """A classifier that looks at words through a Conv2d; what lies behind the end of a row is 0 and has no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(40, 6)
+        self.look = nn.Conv2d(1, 5, kernel_size=(3, 6), padding=(1, 0))
+        self.classifier = nn.Linear(5, 3)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> object:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        seen = self.look((self.embed(input_ids) * mask[..., None])[:, None])[..., 0]
+        seen = torch.tanh(seen) * mask[:, None]
+        return type("Out", (), {"logits": self.classifier(seen.sum(2))})()
+
+
+class Patched(nn.Module):
+    """A classifier with a linear layer for LoRA to wrap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(40, 6)
+        self.inner = nn.Linear(6, 5)
+        self.classifier = nn.Linear(5, 3)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> object:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        seen = torch.tanh(self.inner(self.embed(input_ids))) * mask[..., None]
+        return type("Out", (), {"logits": self.classifier(seen.sum(1))})()
+
+
+def lora() -> nn.Module:
+    peft = pytest.importorskip("peft")
+    model = peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["inner"]), Patched())
+    for p in model.parameters():
+        p.requires_grad_(True)
+    nn.init.normal_(model.inner.lora_B["default"].weight)  # 0 at first: no gradient would reach the other half
+    return model
+
+
+@pytest.mark.parametrize("make,count", [(Pictures, 2), (lora, 4)])
+def test_convolutions_and_lora_equal_the_dense_inverse(make: Any, count: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = make().double()
+    c = case("bert", "head", rows=6)
+    c = type(c)(**{**c.__dict__, "model": model})
+    settings = FitConfig(task="toy", fisher="empirical", strategy=ALL)
+    shop = shop_of(reading_of(model, c.objective, ("a", "b", "c")), c.features, settings)
+    assert len(shop.maps) == count
+    factors = fit(shop, tmp_path)
+    train = gradients(c, shop)
+    query = {k: v[QUERIES] for k, v in gradients(c, shop, lambda z, t: -c.objective.margin(z, t)).items()}
+    chosen = [Setting("identity"), *(Setting(s, "0.1mean") for s in ALL[1:])]
+    for way in ("turn", "back"):
+        got = scores(shop, factors, chosen, QUERIES, way)
+        for i, setting in enumerate(chosen):
+            assert close(got[i], dense_scores(query, train, factors, setting)), (way, setting)
+
+
 def test_settings_and_dampings(tmp_path: Path) -> None:
     _, shop = toy("bert")
     factors = fit(shop, tmp_path)
@@ -239,3 +301,19 @@ def test_memory_and_missing_factors(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match="influence fit"):
         Factors.open(tmp_path)
+
+
+def test_positions_without_gradient_are_left_out_and_no_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a_BTI, g_BTO = torch.randn(3, 8, 4, generator=generator), torch.randn(3, 8, 20, generator=generator)
+    hidden = g_BTO.clone()
+    hidden[..., :PEEK] = 0  # what is seen at first glance is not all there is
+    for g in (g_BTO, hidden):
+        assert Sides(a_BTI, g, None).live()[0] is g
+        few = g.clone()
+        few[:, 2:] = 0
+        few[1, 0] = 0
+        left_BTO, right_BTI = Sides(a_BTI, few, None).live()
+        assert left_BTO.shape == (3, 2, 20)
+        want = torch.einsum("bto,bti->boi", few, a_BTI)
+        assert torch.allclose(torch.einsum("bto,bti->boi", left_BTO, right_BTI), want, atol=1e-6)

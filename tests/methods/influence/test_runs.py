@@ -14,10 +14,11 @@ from torch import nn
 from budwood.config.influence import FitConfig
 from budwood.data.batch import Features
 from budwood.data.task import Row, Task
-from budwood.errors import ConfigError
+from budwood.errors import ConfigError, DataError
 from budwood.linalg.ranking import spearman_by_row
+from budwood.methods.influence import growth
 from budwood.methods.influence import score as method
-from budwood.methods.influence.factors import Setting
+from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.scores import Scores, sum_of
 from budwood.methods.influence.workshop import shop_of
 from budwood.models.objective import Head
@@ -128,6 +129,41 @@ def test_self_and_sums_over_queries(tuned: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         Scores.open(summed.run).row(0), both.sum(0), rtol=1e-3, atol=1e-4 * np.abs(both.sum(0)).max()
     )
+
+
+def test_a_query_that_is_not_there_is_named(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    with pytest.raises(DataError, match="no row 'r3x'.*Did you mean 'r3"):
+        run("influence score", model, task, {"threads": 1, "queries": ("r30", "r3x"), "out": tmp_path / "x"})
+
+
+@pytest.mark.parametrize("agree,sizes", [(-2.0, [6, 12]), (2.0, [6, 12, 24])])
+def test_fit_rows_grow_until_ranks_agree(
+    agree: float, sizes: list[int], tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    monkeypatch.setattr(growth, "FIRST", 6)
+    monkeypatch.setattr(growth, "AGREE", agree)
+    grown = run("influence fit", model, task, {"threads": 1, "fit_rows": "auto", "out": tmp_path / "grown"})
+    assert [g["rows"] for g in grown.metrics["growth"]] == sizes and grown.metrics["fit_rows"] == sizes[-1]
+    plain = run("influence fit", model, task, {"threads": 1, "fit_rows": str(sizes[-1]), "out": tmp_path / "plain"})
+    ours, want = (Factors.open(r.run) for r in (grown, plain))
+    for m in want.maps:  # rows were summed in other pieces, so bases turn by rounding; what does not depend on them
+        assert float(ours.tensor(f"ekfac/{m.name}").sum()) == pytest.approx(
+            float(want.tensor(f"ekfac/{m.name}").sum()), rel=1e-4
+        )
+
+
+def test_an_ensemble_is_the_mean_over_checkpoints(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    common = {"threads": 1, "damping": ("0.1mean",), "queries": ("3",)}
+    other = run("finetune", str(model.run), task, {"max_steps": 2, "seed": 5, "threads": 1, "out": tmp_path / "other"})
+    alone = [
+        run("influence score", m, task, {**common, "out": tmp_path / f"{i}"}) for i, m in enumerate((model, other))
+    ]
+    both = run("influence score", model, task, {**common, "checkpoints": (str(other.run),), "out": tmp_path / "both"})
+    want = np.mean([Scores.open(r.run).whole() for r in alone], axis=0)
+    np.testing.assert_allclose(Scores.open(both.run).whole(), want, rtol=1e-4, atol=1e-6 * np.abs(want).max())
 
 
 class Logistic(nn.Module):

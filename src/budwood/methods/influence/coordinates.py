@@ -32,7 +32,11 @@ ROWS = 32  # rows of one batch whose whole gradients are made
 
 @dataclass(frozen=True)
 class Kept:
-    """The coordinates kept of one map: where in [O, I], their weight, and the spread they are stored in units of."""
+    """The coordinates kept of one map: where in [O, I], their weight, and the spread they are stored in units of.
+
+    Spreads are those of rows of unit length, and rows are stored so: a few rows with large gradients would otherwise
+    push all others out of what 16 bits can tell apart.
+    """
 
     flat_K: Tensor
     weight_K: Tensor
@@ -98,10 +102,10 @@ def wanted(text: str, parameters: int) -> int:
 
 @dataclass(frozen=True)
 class Spread:
-    """How eigen-coordinates vary over some rows, [O, I] per map: of rows of unit length, and of rows as they are."""
+    """How eigen-coordinates of rows of unit length vary, [O, I] per map: their variance, and their mean square."""
 
-    unit: Mapping[str, Tensor]
-    plain: Mapping[str, Tensor]
+    varies: Mapping[str, Tensor]
+    square: Mapping[str, Tensor]
 
 
 def spread(
@@ -116,18 +120,16 @@ def spread(
     """Second moments over the rows at `order`, around their mean where `centred`: what all training rows share changes
     no ranking.
 
-    In `unit` every row counts alike (its length in the metric of the weights is divided out): a few rows with huge
-    gradients would otherwise decide what is kept, and ranks are made by all of them.
+    Every row counts alike (its length in the metric of the weights is divided out): a few rows with huge gradients
+    would otherwise decide what is kept, and ranks are made by all of them.
     """
     zeros = lambda: {m.name: torch.zeros(m.out, m.columns) for m in shop.maps}  # noqa: E731
-    mean, unit, plain = zeros(), zeros(), zeros()
+    mean, square = zeros(), zeros()
     for index in shop.batches(features, order, most=ROWS):
         norm_B = torch.zeros(len(index))
 
         def measure(m: Map, grad_BOI: Tensor, norm_B: Tensor = norm_B) -> None:
-            square_BOI = grad_BOI.square()
-            plain[m.name] += square_BOI.sum(0).float()
-            norm_B += (square_BOI * weights[m.name]).sum((1, 2)).float()
+            norm_B += (grad_BOI.square() * weights[m.name]).sum((1, 2)).float()
 
         gradients(shop, features, index, question, measure, bases)
         scale_B = norm_B.clamp_min(1e-30).rsqrt()[:, None, None]
@@ -135,24 +137,25 @@ def spread(
         def take(m: Map, grad_BOI: Tensor, scale_B: Tensor = scale_B) -> None:
             scaled_BOI = grad_BOI.float() * scale_B
             mean[m.name] += scaled_BOI.sum(0)
-            unit[m.name] += scaled_BOI.square_().sum(0)
+            square[m.name] += scaled_BOI.square_().sum(0)
 
         gradients(shop, features, index, question, take, bases)
     count = max(1, len(order))
-    centre = 1.0 if centred else 0.0
-    varies = {n: (s / count - centre * (mean[n] / count).square()).clamp_min_(0) for n, s in unit.items()}
-    return Spread(varies, {n: s / count for n, s in plain.items()})
+    square = {n: s / count for n, s in square.items()}
+    if not centred:
+        return Spread(square, square)
+    return Spread({n: (s - (mean[n] / count).square()).clamp_min_(0) for n, s in square.items()}, square)
 
 
 def choose(asked: Spread, rows: Spread, weights: Mapping[str, Tensor], count: int) -> tuple[dict[str, Kept], float]:
     """The `count` coordinates of most energy over all maps, and the share of all energy that they hold."""
-    energy = torch.cat([(asked.unit[n] * rows.unit[n] * w.square()).flatten().double() for n, w in weights.items()])
+    energy = torch.cat([(asked.varies[n] * rows.varies[n] * w.square()).flatten().double() for n, w in weights.items()])
     chosen = torch.topk(energy, count).indices.sort().values
     kept_share = float(energy[chosen].sum() / energy.sum().clamp_min(1e-300))
     found, start = {}, 0
     for name, w in weights.items():
         flat_K = chosen[(chosen >= start) & (chosen < start + w.numel())] - start
-        spread_K = rows.plain[name].flatten()[flat_K].sqrt().clamp_min(1e-30)
+        spread_K = rows.square[name].flatten()[flat_K].sqrt().clamp_min(1e-30)
         found[name] = Kept(flat_K, w.flatten()[flat_K], spread_K, w.shape[1])
         start += w.numel()
     return found, kept_share
@@ -168,7 +171,7 @@ def sketch_of(kept: Coordinates, rows: Spread, weights: Mapping[str, Tensor], si
     """A sketch of what is not kept, in units of the sums' typical size over training rows."""
     rest = 0.0
     for name, w in weights.items():
-        energy = (rows.plain[name] * w).flatten()
+        energy = (rows.square[name] * w).flatten()
         energy[kept[name].flat_K] = 0
         rest += float(energy.double().sum())
     return Sketch(size, (rest / max(1, size)) ** 0.5 or 1.0, seed)
@@ -247,7 +250,9 @@ def rows_of(
     weights: Mapping[str, Tensor],
     sketch: Sketch,
 ) -> tuple[Tensor, Tensor]:
-    """(stored_KB as float16 in units of spread, norm_B): kept coordinates of rows, and their exact self-influence."""
+    """(stored_KB as float16 in units of spread and of the row's length, norm_B): kept coordinates of rows, then the
+    sums of the others, and the squared lengths, which are exact self-influence.
+    """
     spread_K = torch.cat([k.spread_K for k in kept.values()])
     size = len(spread_K)
     stored = torch.zeros(size + sketch.size, len(order), dtype=torch.float16)
@@ -257,18 +262,20 @@ def rows_of(
     firsts = dict(zip(kept, np.cumsum([0, *(len(k.flat_K) for k in kept.values())]).tolist()))
     for index in shop.batches(shop.train, order, most=ROWS):
         at = torch.tensor([place[int(n)] for n in index])
-        sums = torch.zeros(len(index), sketch.size)
+        values = torch.zeros(len(index), size + sketch.size)
 
-        def take(m: Map, grad_BOI: Tensor, at: Tensor = at, sums: Tensor = sums) -> None:
+        def take(m: Map, grad_BOI: Tensor, at: Tensor = at, values: Tensor = values) -> None:
             k, first = kept[m.name], firsts[m.name]
             norm_B[at] += (grad_BOI.square() * weights[m.name]).sum((1, 2)).double()
-            values_BK = grad_BOI.flatten(1)[:, k.flat_K] / k.spread_K
-            stored[first : first + len(k.flat_K), at] = values_BK.T.clamp(-65000, 65000).half()
+            values[:, first : first + len(k.flat_K)] = grad_BOI.flatten(1)[:, k.flat_K].float()
             if sketch.size:
-                fold(sums, grad_BOI, *folds[m.name])
+                fold(values[:, size:], grad_BOI, *folds[m.name])
 
         gradients(shop, shop.train, index, Question(), take, bases)
-        stored[size:, at] = (sums / sketch.scale).T.clamp(-65000, 65000).half()
+        values[:, :size] /= spread_K
+        values[:, size:] /= sketch.scale
+        values /= norm_B[at].sqrt().clamp_min(1e-30).float()[:, None]
+        stored[:, at] = values.T.clamp(-65000, 65000).half()
     return stored, norm_B
 
 

@@ -1,8 +1,8 @@
 """`influence index`: training rows as a few eigen-coordinates each, so that a new text is answered at once.
 
 RUN/index/
-  rows.npy                   [K, N] float16, kept coordinates of every training row in units of their spread
-  norms.npy                  [N] exact self-influence
+  rows.npy                   [K, N] float16, kept coordinates of training rows of unit length in units of their spread
+  norms.npy                  [N] exact self-influence, the squared length of every row
   coordinates.safetensors    which coordinates, their weights and spreads
   index.json train_ids.json
 """
@@ -41,9 +41,9 @@ from budwood.store.files import read_json, write_json, writing_directory
 
 HERE = "budwood.methods.influence.index"
 SAMPLE = 512  # training rows whose coordinates' spread is measured
-SMALL = 1 << 21  # parameters up to which a question's whole gradient is folded in a few milliseconds
-NUMBERS = 1 << 26  # of stored coordinates multiplied for one question
+NUMBERS = 1 << 28  # of stored coordinates multiplied for one question
 MOST = 1 << 14  # its strongest coordinates: never fewer are multiplied
+CACHED = 1 << 16  # of them turned to float32 at a time: they are used while still in cache
 
 
 def index(session: Session) -> dict[str, Any]:
@@ -56,8 +56,7 @@ def index(session: Session) -> dict[str, Any]:
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     parameters = sum(m.out * m.columns for m in shop.maps)
     count = coords.wanted(cfg.coordinates, parameters)
-    share_folded = cfg.sketch if cfg.sketch is not None else 0.5 if parameters <= SMALL else 0.0
-    folded = int(count * share_folded)
+    folded = int(count * cfg.sketch)
     asked = {
         **own,
         "factors": str(factors.path),
@@ -258,6 +257,10 @@ class Index:
         own = [k.weight_K * k.spread_K for k in self.kept.values()]
         return torch.cat([*own, torch.full((self.sketch.size,), self.sketch.scale)])
 
+    @cached_property
+    def _length_N(self) -> Tensor:
+        return torch.from_numpy(self.norms).sqrt().clamp_min(1e-30)
+
     def ask(self, features: Features, most: int | None = None) -> tuple[np.ndarray, Tensor]:
         """(scores of all training rows [N], the question's coordinates) of one encoded question."""
         question = measurement(self.shop.read.objective, self.facts["measurement"])
@@ -276,15 +279,19 @@ class Index:
         fit into `NUMBERS`).
         """
         weighed_K = u_K * self._scale_K
-        most = max(MOST, NUMBERS // max(1, self.rows_KN.shape[1])) if most is None else most
+        count = self.rows_KN.shape[1]
+        most = max(MOST, NUMBERS // max(1, count)) if most is None else most
+        rows_KN = self.rows_KN
         if most < len(weighed_K):
             strong = weighed_K.abs().topk(most).indices.sort().values
-            score_N = weighed_K[strong] @ self.rows_KN.index_select(0, strong).float()
-        else:
-            score_N = torch.zeros(self.rows_KN.shape[1])
-            for first in range(0, len(weighed_K), MOST):
-                score_N += weighed_K[first : first + MOST] @ self.rows_KN[first : first + MOST].float()
-        return self.by_row(score_N.numpy() / self.rows_KN.shape[1])
+            weighed_K, rows_KN = weighed_K[strong], rows_KN.index_select(0, strong)
+        score_N = torch.zeros(count)
+        step = max(1, CACHED // max(1, count))
+        room = torch.empty(step, count)
+        for first in range(0, len(weighed_K), step):
+            part = room[: len(rows_KN[first : first + step])].copy_(rows_KN[first : first + step])
+            score_N.addmv_(part.T, weighed_K[first : first + step])
+        return self.by_row((score_N * self._length_N).numpy() / count)
 
     def by_row(self, score_F: np.ndarray) -> np.ndarray:
         """Scores of features summed to scores of rows."""

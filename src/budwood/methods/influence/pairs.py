@@ -112,6 +112,7 @@ class Meeting:
     queries: int
     add: Add
     half: bool = False  # multiply in bfloat16
+    _rooms: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, features: Features, order: np.ndarray, most: int = ROWS) -> None:
         """One pass over the rows at `order`."""
@@ -139,8 +140,8 @@ class Meeting:
         count = len(g_BTO)
         scores = [g_BTO.new_zeros(count, self.queries) for _ in terms]
         high = max(1, min(m.out, TILE // max(1, count * m.columns)))
-        room = g_BTO.new_empty(count * high * m.columns)
-        weighed = torch.empty_like(room) if any(t.weight_OI is not None for t in terms) else room
+        room = self._room("made", count * high * m.columns)
+        weighed = self._room("weighed", len(room)) if any(t.weight_OI is not None for t in terms) else room
         for first in range(0, m.out, high):
             last = min(m.out, first + high)
             size = (count, last - first, m.columns)
@@ -155,3 +156,9 @@ class Meeting:
                 else:
                     score_BQ.addmm_(left.flatten(1), right_QX.T)
         return scores
+
+    def _room(self, name: str, size: int) -> Tensor:
+        """Memory that is used again by every map and batch."""
+        if name not in self._rooms or len(self._rooms[name]) < size:
+            self._rooms[name] = self.shop.like.new_empty(size)
+        return self._rooms[name][:size]
