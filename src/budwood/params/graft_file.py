@@ -112,7 +112,7 @@ def checksum(manifest: str, tensors: Mapping[str, np.ndarray]) -> str:
     for name in sorted(tensors):
         value = np.ascontiguousarray(tensors[name])
         h.update(f"\x00{name}\x00{value.dtype}\x00{value.shape}\x00".encode())
-        h.update(memoryview(value.reshape(-1).view(np.uint8)))
+        h.update(value.reshape(-1).view(np.uint8).data)
     return h.hexdigest()
 
 

@@ -63,7 +63,7 @@ def open_shop(key: Key) -> Shop:
     settings = json.loads(key.settings)
     cfg = GraftLearnConfig(**settings["cfg"])
     task = key.task or from_json(read_json(Path(settings["file"])))
-    wish = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code, "force": cfg.force}
+    wish: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code, "force": cfg.force}
     base, tuned = (resolve(m, runs_dir=RUNS, offline=True, **wish) for m in settings["models"])
     return Shop(open_pair(cfg, base, tuned, task), cfg, {})
 

@@ -97,7 +97,7 @@ def straight_through(pair: Pair, count: int, steps: Steps, per_tensor: bool = Fa
             batch = batch_of(step)
             pull.begin(steps.rate * (1 - step / steps.count) * len(score_P) ** 0.5)
             loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).mean()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             kept.keep(score_P, step + 1, pull.square)
             steps.advance(1, f"loss {float(loss.detach()):.3f}")
     return mask_of(pair, score_P, count, per_tensor)

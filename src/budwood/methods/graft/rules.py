@@ -66,11 +66,12 @@ def gradient(pair: Pair) -> Tensor:
 def add_gradient(pair: Pair, total_P: Tensor) -> None:
     """Add the gradient of the mean loss over the training rows, with the model as it is now."""
     model, objective = pair.read.loaded.model, pair.read.objective
-    parts, rows = total_P.split(list(pair.sizes.values())), len(mask_rows(pair))
+    parts, every = total_P.split(list(pair.sizes.values())), list(batches(pair))
+    rows = sum(len(batch) for batch in every)
     with taking(pair, lambda place, grad: parts[place].add_(grad)):
-        for batch in batches(pair):
+        for batch in every:
             loss_B = objective.loss(objective.logits(model, batch), objective.targets(batch))
-            (loss_B.sum() / rows).backward()  # type: ignore[no-untyped-call]
+            (loss_B.sum() / rows).backward()
 
 
 @contextlib.contextmanager
