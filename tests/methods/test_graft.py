@@ -219,6 +219,9 @@ def test_learning_moves_scores_along_the_true_gradient(pair: Pair) -> None:
     wanted = rules.mask_of(pair, moved, count)
     found = learned.straight_through(pair, count, steps)
     assert masks.common(found, wanted) >= count - 1  # float sums in another order may swap the last one
+    known = replace(steps, start=rules.first_order(pair, steps.points))
+    again = learned.straight_through(pair, count, known)
+    assert all(torch.equal(found[n], again[n]) for n in found)
 
 
 def test_soft_switches_sum_to_the_budget() -> None:

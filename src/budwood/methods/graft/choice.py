@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from budwood.config.graft import GraftLearnConfig
+from budwood.config.graft import GraftLearnConfig, parse_size
 from budwood.data.opened import Key
 from budwood.data.task import as_json, from_json
 from budwood.engine.jobs import Job
@@ -108,11 +108,28 @@ def _mask(shop: Shop, rule: str, count: int, state: Path) -> Mask:
         plan = Published(cfg.mask_steps, cfg.parity_rate, cfg.sigmoid_bias, cfg.seed)
         return published(pair, count, plan, lambda m: goodness(train.of([pair.graft(m)]).metrics))
     if rule == "learned":
-        every = float(os.environ.get("BUDWOOD_SAVE_SECONDS", Steps.every))
-        steps = Steps(
-            cfg.mask_steps, cfg.mask_batch_size, cfg.mask_rate, cfg.seed, cfg.path_points, state=state, every=every
-        )
-        return ESTIMATORS[cfg.estimator](pair, count, steps, cfg.per_tensor)
+        return ESTIMATORS[cfg.estimator](pair, count, _steps(shop, state), cfg.per_tensor)
+    return mask_of(pair, _scored(shop, rule), count, cfg.per_tensor)
+
+
+def _scored(shop: Shop, rule: str) -> Tensor:
     if rule not in shop.scores:
-        shop.scores[rule] = score(pair, rule, cfg.path_points, cfg.fisher[0] if cfg.fisher else None)
-    return mask_of(pair, shop.scores[rule], count, cfg.per_tensor)
+        cfg = shop.cfg
+        shop.scores[rule] = score(shop.pair, rule, cfg.path_points, cfg.fisher[0] if cfg.fisher else None)
+    return shop.scores[rule]
+
+
+def _steps(shop: Shop, state: Path) -> Steps:
+    """How to learn a mask. A run that learns several keeps the scores they all begin with, at the price of a copy."""
+    cfg = shop.cfg
+    several = cfg.curve or parse_size(cfg.size).gain is not None
+    return Steps(
+        cfg.mask_steps,
+        cfg.mask_batch_size,
+        cfg.mask_rate,
+        cfg.seed,
+        cfg.path_points,
+        start=_scored(shop, "first-order") if several else None,
+        state=state,
+        every=float(os.environ.get("BUDWOOD_SAVE_SECONDS", Steps.every)),
+    )

@@ -40,6 +40,7 @@ class Steps:
     rate: float = 0.5
     seed: int = 0
     points: int = 4
+    start: Tensor | None = None  # first-order scores where they are known already
     advance: Callable[[int, str], None] = lambda n, note: None
     state: Path | None = None  # where a long one is kept every so many seconds, to go on from after a kill
     every: float = 60.0
@@ -202,7 +203,7 @@ def batches(pair: Pair, steps: Steps) -> Callable[[int], Batch]:
 
 def _start(pair: Pair, steps: Steps) -> Tensor:
     """First-order scores in units of their own spread."""
-    score_P = first_order(pair, steps.points)
+    score_P = first_order(pair, steps.points) if steps.start is None else steps.start.clone()
     spread = float(score_P.std())
     if not spread > 0 or spread != spread:
         raise ModelError(
