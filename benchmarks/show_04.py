@@ -120,8 +120,10 @@ def overlaps() -> None:
 
 def stitching() -> None:
     first, plan, found = the_task()
-    second = next(t for t in TASKS if t != first)
-    runs = {first: found["run"], second: tuned(second, "sgd", 0, plan)["run"]}
+    others = side_by_side(lambda t: tuned(t, "sgd", 0, plan), [t for t in TASKS if t != first])
+    second = max(others, key=lambda x: x["score"] - x["zero_shot"])  # a share of no gain would say nothing
+    runs = {first: found["run"], second["task"]: second["run"]}
+    print(f"       with {second['task']}: {second['zero_shot']:.3f} -> {second['score']:.3f}", flush=True)
     small = side_by_side(lambda t: graft(t, runs[t], "5%", "learned")["file"], list(runs))
     whole = [graft(t, runs[t], "100%", "movement", 0, "--name", "whole")["file"] for t in runs]
     text = ("--off-task", "tiny-text", "--limit-eval", 600)
