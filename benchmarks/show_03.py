@@ -186,7 +186,6 @@ def bad_input() -> None:
 
 
 def main() -> None:
-    chosen = set(sys.argv[1:])
     sections = {
         "checks": (checks, None),
         "fisher": (fisher_facts, None),
@@ -196,8 +195,7 @@ def main() -> None:
         "english": (english, MLM),
     }
     for name, (section, needs) in sections.items():
-        if not chosen or name in chosen:
-            show.section(name, section, needs)
+        show.section(name, section, needs)
     show.end()
 
 

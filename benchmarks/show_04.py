@@ -1,7 +1,7 @@
 """The bars of grafts: exact masks and files, recovery by size, order of rules, overlap, stitching, forgetting, real
 models, cost, bad input.
 
-make show-04
+make show-04      or      python benchmarks/show_04.py [SECTION...]
 """
 
 from __future__ import annotations
@@ -10,30 +10,41 @@ import json
 import subprocess
 import sys
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from show import BUDWOOD, ROOT, SHARED, Show, run
+from show import BUDWOOD, ROOT, SHARED, Show, run, side_by_side
 
 show = Show()
 work = Path(tempfile.mkdtemp(prefix="budwood-show-"))
+ONE = ("--threads", 1)
 SHOTS = ("--shots", 64)
 FROZEN = ("--freeze", "embeddings,head", "--mode", "prompt")
-TASKS = ("tiny-sentiment", "tiny-topic", "tiny-grammar", "tiny-entail")
+# decay as in the published setting: with SGD's large rate 0.01 would move every weight by some per cent
+SGD = ("--optimizer", "sgd", "--weight-decay", 0.0001)
+PLANS = ((), ("--lr", 0.1, "--max-steps", 600), ("--lr", 0.3, "--max-steps", 600))  # of SGD; the first: by default
+TASKS = ("tiny-sentiment", "tiny-topic", "tiny-entail", "tiny-grammar")
+ESTIMATORS = ("straight-through", "annealed")
 BERT = "tiny-bert"
 
 
-def tuned(task: str, optimizer: str, seed: int = 0, **more: Any) -> dict[str, Any]:
-    words = [w for k, v in more.items() for w in ("--" + k.replace("_", "-"), v)]
-    return run(
-        "finetune", BERT, "--task", task, *SHOTS, *FROZEN, "--optimizer", optimizer, "--seed", seed, *words, cwd=work
-    )
+def tuned(task: str, optimizer: str, seed: int = 0, plan: tuple[object, ...] = ()) -> dict[str, Any]:
+    rule = SGD if optimizer == "sgd" else ("--optimizer", optimizer)
+    words = ("--task", task, *SHOTS, *FROZEN, *rule, "--seed", seed, *plan, *ONE)
+    return run("finetune", BERT, *words, cwd=work)
 
 
 def graft(task: str, tuned_run: str, size: str, select: str, seed: int = 0, *more: object) -> dict[str, Any]:
-    words = ("--task", task, *SHOTS, "--size", size, "--select", select, "--seed", seed, *more)
+    words = ("--task", task, *SHOTS, "--size", size, "--select", select, "--seed", seed, *ONE, *more)
     return run("graft", "learn", BERT, tuned_run, *words, cwd=work)
+
+
+def on_curve(found: dict[str, Any], select: str, size: float, key: str = "recovered") -> float:
+    """One figure of a run with --curve."""
+    points = [r for r in found["curve"] if r["select"] == select]
+    return float(min(points, key=lambda r: abs(r["fraction"] - size))[key] or 0.0)
 
 
 def exact() -> None:
@@ -45,66 +56,76 @@ def exact() -> None:
     show.bar("whole = tuned, empty = base, complement, exact sizes, reload, 10 kB", done.returncode == 0, last)
 
 
-def the_task() -> tuple[str, dict[str, Any]]:
-    """The first shipped task that tuning with SGD improves by 15 points."""
+@lru_cache(maxsize=1)
+def the_task() -> tuple[str, tuple[object, ...], dict[str, Any]]:
+    """The first shipped task, and plan, that tuning with SGD improves by 15 points; else the largest gain there is."""
+    tried = []
     for task in TASKS:
-        found = tuned(task, "sgd")
-        gain = found["score"] - found["zero_shot"]
-        print(f"       {task}, SGD: {found['zero_shot']:.3f} -> {found['score']:.3f}", flush=True)
-        if gain >= 0.15:
-            show.bar("a shipped task with a gain of 15 points (SGD, K=64)", True, f"{task}, {gain:.3f}")
-            return task, found
-    show.bar("a shipped task with a gain of 15 points (SGD, K=64)", False, f"last: {task}, {gain:.3f}")
-    return TASKS[0], tuned(TASKS[0], "sgd")
+        for plan, found in zip(PLANS, side_by_side(lambda p: tuned(task, "sgd", 0, p), PLANS)):  # noqa: B023
+            gain = found["score"] - found["zero_shot"]
+            told = f"{task}, {found['steps']} updates of SGD at {found['learning_rate']:.2g}"
+            print(f"       {told}: {found['zero_shot']:.3f} -> {found['score']:.3f}", flush=True)
+            tried.append((gain, task, plan, found))
+            if gain >= 0.15:
+                show.bar("a shipped task with a gain of 15 points (SGD, K=64)", True, f"{told}, {gain:.3f}")
+                return task, plan, found
+    gain, task, plan, found = max(tried, key=lambda t: t[0])
+    show.bar("a shipped task with a gain of 15 points (SGD, K=64)", False, f"most: {task}, {gain:.3f}")
+    return task, plan, found
 
 
 def recovery() -> None:
-    task, sgd = the_task()
-    for size, least in (("5%", 0.95), ("1%", 0.75)):
-        best = {s: graft(task, sgd["run"], size, s)["recovered"] for s in ("first-order", "learned")}
-        show.bar(f"{task}, SGD, {size}: >= {least:.0%} of the gain", max(best.values()) >= least, str(best))
-    chance = graft(task, sgd["run"], "5%", "random")["recovered"]
+    task, _, sgd = the_task()
+    text = ("--off-task", "tiny-text", "--limit-eval", 1000)
+    found = graft(task, sgd["run"], "5%", "learned", 0, "--curve", "--curve-sizes", "0.001,0.01,0.02,0.05", *text)
+    for size, least in ((0.05, 0.95), (0.01, 0.75)):
+        best = {s: round(on_curve(found, s, size), 3) for s in ("first-order", "learned")}
+        show.bar(f"{task}, SGD, {size:.0%}: >= {least:.0%} of the gain", max(best.values()) >= least, str(best))
+    chance = on_curve(found, "random", 0.05)
     show.bar("random 5% < 10% of the gain", chance < 0.10, f"{chance:.3f}")
-    one = graft(task, sgd["run"], "5%", "learned", 0, "--off-task", "tiny-text", "--limit-eval", 600)
-    harm = one["off_task"]["tiny-text"]
-    share = harm["graft_harm"] / harm["tuned_harm"]
-    show.bar("language-loss rise of the graft <= 60% of the tuned model's", share <= 0.6, f"{share:.2f}: {harm}")
-    order(task)
-    overlaps(task)
+    print(f"       {found['answer']}", flush=True)
+    harm = found["off_task"]["tiny-text"]
+    fine = harm["graft_harm"] <= 0.6 * max(0.0, harm["tuned_harm"])
+    told = f"{harm['graft_harm']:.4f} and {harm['tuned_harm']:.4f} on {harm['base']:.3f}"
+    show.bar("language-loss rise of the graft <= 60% of the tuned model's", fine, told)
+    plain = graft(task, sgd["run"], "5%", "first-order", 0, "--path-points", 0)["recovered"]
+    print(f"       first-order at 5%: gradient at the base alone {plain:.3f}, along the way above", flush=True)
+    both = side_by_side(lambda e: graft(task, sgd["run"], "1%", "learned", 0, "--estimator", e), ESTIMATORS)
+    print(f"       learned at 1%: { {e: round(x['recovered'], 3) for e, x in zip(ESTIMATORS, both)} }", flush=True)
 
 
-def order(task: str) -> None:
-    rules = ("learned", "fisher", "movement", "random")
-    runs = [tuned(task, "adamw", seed)["run"] for seed in (0, 1, 2)]
-    for size in ("1%", "2%", "5%"):
-        scores = {r: median(graft(task, x, size, r, s)["score"] for s, x in enumerate(runs)) for r in rules}
-        pairs = zip(rules, rules[1:])
-        fine = all(scores[a] >= scores[b] - 0.01 for a, b in pairs) and scores["movement"] > scores["random"] - 0.01
-        show.bar(f"AdamW, {size}: learned >= fisher >= movement > random (1 point slack)", fine, str(scores))
-    best = median(graft(task, x, "2%", "learned", s)["recovered"] for s, x in enumerate(runs))
+def order() -> None:
+    """AdamW, three seeds: every rule at every size out of one run each."""
+    task, rules = the_task()[0], ("learned", "fisher", "movement", "random")
+    sizes = ("--curve", "--curve-sizes", "0.01,0.02,0.05")
+    cut = lambda s: graft(task, tuned(task, "adamw", s)["run"], "2%", "learned", s, *sizes)  # noqa: E731
+    runs = side_by_side(cut, (0, 1, 2))
+    for size in (0.01, 0.02, 0.05):
+        scores = {r: round(median(on_curve(x, r, size, "score") for x in runs), 4) for r in rules}
+        fine = all(scores[a] >= scores[b] - 0.01 for a, b in zip(rules, rules[1:]))
+        show.bar(f"AdamW, {size:.0%}: learned >= fisher >= movement > random (1 point slack)", fine, str(scores))
+    best = median(on_curve(x, "learned", 0.02) for x in runs)
     show.bar("AdamW: learned needs <= 2% for 95% of the gain", best >= 0.95, f"{best:.3f} at 2%")
-    a, b = (
-        min(graft(task, runs[0], "1%", "learned", 0, "--estimator", e)["score"] for _ in (0,))
-        for e in ("straight-through", "annealed")
-    )
-    print(f"       learned at 1%: straight-through {a:.3f}, annealed {b:.3f}", flush=True)
 
 
-def overlaps(task: str) -> None:
-    others = [t for t in TASKS if t != task][:2]
-    made = [graft(task, tuned(task, "adamw", s)["run"], "5%", "fisher", s)["file"] for s in (0, 7)]
-    made += [graft(t, tuned(t, "adamw")["run"], "5%", "fisher")["file"] for t in others]
-    found = run("graft", "overlap", *made, cwd=work)["over_chance"]
+def overlaps() -> None:
+    task = the_task()[0]
+    cases = [(task, 0), (task, 7), *((t, 0) for t in TASKS if t != task)][:4]
+    cut = lambda c: graft(c[0], tuned(c[0], "adamw", c[1])["run"], "5%", "fisher", c[1])["file"]  # noqa: E731
+    found = run("graft", "overlap", *side_by_side(cut, cases), cwd=work)["over_chance"]
     show.bar("the same task on other rows and seed >= 3x chance", found[0][1] >= 3, f"{found[0][1]:.2f}x")
-    worst = max(found[0][2:])
-    show.bar("unrelated tasks <= 2x chance", worst <= 2, f"{[round(x, 2) for x in found[0][2:]]}")
+    named = {t: round(x, 2) for (t, _), x in zip(cases[2:], found[0][2:])}
+    show.bar("unrelated tasks <= 2x chance", max(named.values()) <= 2, str(named))
 
 
 def stitching() -> None:
-    tasks = TASKS[:2]
-    runs = {t: tuned(t, "sgd")["run"] for t in tasks}
-    small = [graft(t, runs[t], "5%", "learned")["file"] for t in tasks]
-    whole = [graft(t, runs[t], "100%", "movement", 0, "--name", "whole")["file"] for t in tasks]
+    first, plan, found = the_task()
+    others = side_by_side(lambda t: tuned(t, "sgd", 0, plan), [t for t in TASKS if t != first])
+    second = max(others, key=lambda x: x["score"] - x["zero_shot"])  # a share of no gain would say nothing
+    runs = {first: found["run"], second["task"]: second["run"]}
+    print(f"       with {second['task']}: {second['zero_shot']:.3f} -> {second['score']:.3f}", flush=True)
+    small = side_by_side(lambda t: graft(t, runs[t], "5%", "learned")["file"], list(runs))
+    whole = [graft(t, runs[t], "100%", "movement", 0, "--name", "whole")["file"] for t in runs]
     text = ("--off-task", "tiny-text", "--limit-eval", 600)
     ours = run("graft", "stitch", BERT, *small, *text, cwd=work)
     turned = run("graft", "stitch", BERT, *small[::-1], *text, cwd=work)
@@ -125,29 +146,35 @@ def forgetting() -> None:
     show.bar("grafts with known task forget 0", lost["known"] == 0, f"{lost['known']}; unknown {lost['stitched']:.3f}")
 
 
+DATA = ("--data-dir", SHARED / "data", "--limit-eval", 400)
+PROMPT, HEAD = SHARED / "models" / "minilm-l6-mlm", SHARED / "models" / "all-MiniLM-L6-v2"
+
+
 def real() -> None:
-    data = ("--data-dir", SHARED / "data", "--limit-eval", 600)
-    prompt, head = SHARED / "models" / "minilm-l6-mlm", SHARED / "models" / "all-MiniLM-L6-v2"
-    cases = [(prompt, t, o, "prompt") for t in ("sst2", "cr") for o in ("sgd", "adamw")]
-    cases += [(head, t, "adamw", "head") for t in ("sst2", "cola")]
-    for model, task, optimizer, mode in cases:
-        rows = SHOTS if mode == "prompt" else ("--limit", 1000)
-        frozen = "embeddings,head" if mode == "prompt" else "embeddings"
-        made = run(
-            *("finetune", model, "--task", task, *data, *rows, "--mode", mode),
-            *("--optimizer", optimizer, "--freeze", frozen),
-            cwd=work,
-        )
-        ood = ("--ood", {"sst2": "cr", "cr": "sst2"}[task]) if task in ("sst2", "cr") else ()
-        curve = ("--curve", "--curve-sizes", "0.0001,0.001,0.01,0.05", "--mask-steps", 20)
-        words = ("graft", "learn", model, made["run"], "--task", task, *data, *rows, *curve, *ood)
-        found = run(*words, cwd=work)
-        fresh = run("evaluate", f"{model}+{found['file']}", "--task", task, *data, cwd=work)
+    cases = [(PROMPT, t, o) for t in ("sst2", "cr") for o in ("sgd", "adamw")]
+    cases += [(HEAD, t, "adamw") for t in ("sst2", "cola")]
+    for (model, task, optimizer), (found, fresh) in zip(cases, side_by_side(lambda c: real_case(*c), cases)):
         same = fresh["score"] == found["graft"]["score"] and fresh["ece"] == found["graft"]["ece"]
         ece = {k: round(found[k]["ece"], 3) for k in ("base", "tuned", "graft")}
         shift = {k: {c: round(v[c]["score"], 3) for c in ece} for k, v in found.get("ood", {}).items()}
         name = f"{model.name}, {task}, {optimizer}"
         show.bar(f"{name}: the file from a fresh process", same, f"{found['answer']} ECE {ece}; shifted {shift}")
+        for rule in ("learned", "first-order", "fisher", "movement", "random"):
+            line = {f"{r['fraction']:.2%}": r["recovered"] for r in found["curve"] if r["select"] == rule}
+            print(f"         {rule:<12} {line}", flush=True)
+
+
+def real_case(model: Path, task: str, optimizer: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(a graft with its curve, the same file scored by a fresh process)."""
+    prompt = model == PROMPT
+    rows = SHOTS if prompt else ("--limit", 1000)
+    rule = SGD if optimizer == "sgd" else ("--optimizer", optimizer)
+    frozen = FROZEN if prompt else ("--freeze", "embeddings", "--mode", "head")
+    made = run("finetune", model, "--task", task, *DATA, *rows, *rule, *frozen, *ONE, cwd=work)
+    ood = ("--ood", {"sst2": "cr", "cr": "sst2"}[task]) if task in ("sst2", "cr") else ()
+    curve = ("--curve", "--curve-sizes", "0.0001,0.001,0.01,0.05", "--mask-steps", 20)
+    found = run("graft", "learn", model, made["run"], "--task", task, *DATA, *rows, *curve, *ood, *ONE, cwd=work)
+    return found, run("evaluate", f"{model}+{found['file']}", "--task", task, *DATA, *ONE, cwd=work)
 
 
 def cost() -> None:
@@ -158,7 +185,9 @@ def cost() -> None:
     show.bar(
         "mask step <= 1.3x training step", found["mask_over_training"] <= 1.3, f"{found['mask_over_training']:.2f}x"
     )
-    show.bar("<= 4 copies of the weights", found["copies_of_graftable"] <= 4, f"{found['copies_of_graftable']:.2f}")
+    copies = found["copies_of_graftable"]
+    told = f"{copies:.2f} ({found['copies_with_activations']:.2f} with activations)"
+    show.bar("<= 4 copies of the graftable weights", copies <= 4, told)
     show.bar("applying 0.1% <= 5% of loading", found["apply_over_load"] <= 0.05, f"{found['apply_over_load']:.2%}")
 
 
@@ -188,17 +217,7 @@ def bad_input() -> None:
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:]
-    parts = {
-        "exact": (exact, None),
-        "recovery": (recovery, None),
-        "stitching": (stitching, None),
-        "forgetting": (forgetting, None),
-        "real": (real, SHARED / "models"),
-        "cost": (cost, None),
-        "bad_input": (bad_input, None),
-    }
-    for name, (part, needs) in parts.items():
-        if not wanted or name in wanted:
-            show.section(name, part, needs)
+    for part in (exact, cost, bad_input, recovery, order, overlaps, stitching, forgetting):
+        show.section(part.__name__.replace("_", " "), part)
+    show.section("real", real, SHARED / "models")
     show.end()

@@ -15,7 +15,7 @@ import budwood as bw
 from budwood.config.graft import GraftLearnConfig, GraftStitchConfig, parse_size
 from budwood.data.task import Row, Task, Template
 from budwood.errors import BudwoodError, ConfigError, ModelError, TreeError
-from budwood.methods.graft import learned, rules
+from budwood.methods.graft import choice, learned, rules
 from budwood.methods.graft.compare import show
 from budwood.methods.graft.measure import Scores, recovered
 from budwood.methods.graft.merging import merged
@@ -24,6 +24,7 @@ from budwood.methods.graft.parity import Published, published
 from budwood.models.load import HeadSpec, load
 from budwood.models.reference import resolve
 from budwood.params import mask as masks
+from budwood.params import tree
 from budwood.params.graft import Graft
 from budwood.params.tree import named, values
 from budwood.studies.api import run
@@ -91,6 +92,105 @@ def test_rules_equal_the_slow_ones(pair: Pair) -> None:
     torch.testing.assert_close(rules.fisher(pair, None), wanted, rtol=1e-3, atol=1e-5 * float(wanted.max()))
 
 
+def mean_loss(pair: Pair) -> float:
+    model, objective = pair.read.loaded.model, pair.read.objective
+    features = pair.read.encode(pair.task.rows("train"))
+    batch = pair.read.feed(features)(np.arange(len(features)), 0)
+    with torch.no_grad():
+        return float(objective.loss(objective.logits(model, batch), objective.targets(batch)).mean())
+
+
+def test_scores_along_the_way_sum_to_what_tuning_takes_off_the_loss(pair: Pair) -> None:
+    """The gradient theorem, and one point by hand: -gradient at half the way x change."""
+    base = mean_loss(pair)
+    with pair.graft(masks.everything(pair.sizes)).apply(pair.read.loaded.model, force=True):
+        tuned = mean_loss(pair)
+    assert float(rules.first_order(pair, 12).double().sum()) == pytest.approx(base - tuned, rel=0.02)
+    halfway = Graft.cut(masks.everything(pair.sizes), {n: v / 2 for n, v in pair.delta.items()})
+    with halfway.apply(pair.read.loaded.model, force=True):
+        wanted = -rules.gradient(pair) * pair.delta_P
+    torch.testing.assert_close(rules.first_order(pair, 1), wanted, rtol=1e-3, atol=1e-6 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
+def test_the_way_back_from_between_is_exact(pair: Pair, size: float) -> None:
+    model, before = pair.read.loaded.model, values(pair.read.loaded.model)
+    change = torch.randn(len(pair.delta_P), generator=torch.Generator().manual_seed(0)) * size
+    moved = replace(pair, delta_P=change)
+    with pytest.raises(KeyError), rules.between(moved, 0.3):
+        for name, part in moved.delta.items():
+            torch.testing.assert_close(named(model)[name].detach(), before[name] + 0.3 * part)
+        raise KeyError
+    assert all(torch.equal(v, before[n]) for n, v in values(model).items())
+
+
+def test_the_fisher_of_adam_costs_nothing(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    common: dict[str, Any] = {"threads": 1, "max_steps": 8, "lr": 3e-3, "freeze": "embeddings,head", "mode": "prompt"}
+    bw.finetune(str(place / "base"), toy_task(), out="tuned", save_second_moments=True, **common)
+    cfg = GraftLearnConfig(task="toy", data_seed=0, model_seed=0)
+    pair = open_pair(cfg, resolve(str(place / "base")), resolve("tuned"), toy_task())
+    moments = masks.flat({n: tree.load(Path("tuned/adam.safetensors"))[0][n] for n in pair.shapes})
+    assert float(moments.max()) > 0
+    for given in ("adam", "tuned", "tuned/adam.safetensors"):
+        assert torch.equal(rules.fisher(pair, Path(given)), moments * pair.delta_P * pair.delta_P)
+    found = learn(place, "prompt", size="40", select="fisher", fisher=(Path("tuned"),)).metrics
+    assert found["size"] == 40
+    with pytest.raises(ModelError, match="keeps no second moments"):
+        learn(place, "prompt", size="40", select="fisher", fisher=(Path("adam"),))
+    other = open_pair(cfg, resolve(str(place / "base")), resolve(str(place / "prompt")), toy_task())
+    tree.save(tmp_path / "adam.safetensors", {"x": torch.ones(1)}, {"artefact": "second moments"})
+    with pytest.raises(TreeError, match="nothing that fits"):
+        rules.fisher(other, tmp_path / "adam.safetensors")
+
+
+def test_a_killed_learning_goes_on_where_it_stopped(pair: Pair, tmp_path: Path) -> None:
+    plain = learned.straight_through(pair, 300, learned.Steps(6, 16, 0.5, 0))
+    done: list[str] = []
+
+    def advance(n: int, note: str) -> None:
+        done.append(note)
+        if len(done) == 4:
+            raise KeyboardInterrupt
+
+    steps = learned.Steps(6, 16, 0.5, 0, advance=advance, state=tmp_path / "state", every=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        learned.straight_through(pair, 300, steps)
+    again = learned.straight_through(pair, 300, steps)
+    assert len(done) == 6 and all(torch.equal(again[n], plain[n]) for n in plain)
+
+
+def test_a_killed_run_makes_no_mask_twice(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings: dict[str, Any] = {"size": "50", "curve": True, "curve_sizes": (0.01, 0.1)}
+    whole = learn(place, "prompt", **settings, out="whole")
+    made: list[tuple[str, int]] = []
+    real = choice._mask
+
+    def counted(shop: choice.Shop, rule: str, count: int, state: Path) -> masks.Mask:
+        if len(made) == 5:
+            made.append(("killed", 0))
+            raise KeyboardInterrupt
+        made.append((rule, count))
+        return real(shop, rule, count, state)
+
+    monkeypatch.setattr(choice, "_mask", counted)
+    with pytest.raises(KeyboardInterrupt):
+        learn(place, "prompt", **settings, out="killed")
+    killed = learn(place, "prompt", **settings, out="killed")
+    assert len(made) == 12 and len(set(made)) == 12  # one and ten of the curve, each once
+    assert Path(killed.metrics["file"]).read_bytes() == Path(whole.metrics["file"]).read_bytes()
+    assert killed.metrics["curve"] == whole.metrics["curve"]
+    assert not list((killed.run / "masks").glob("*"))
+
+
+def test_workers_choose_the_same(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings: dict[str, Any] = {"size": "50", "select": "first-order"}
+    alone, two = (learn(place, "prompt", **settings, workers=w, out=f"w{w}") for w in (1, 2))
+    assert Path(alone.metrics["file"]).read_bytes() == Path(two.metrics["file"]).read_bytes()
+
+
 @pytest.mark.parametrize("estimator", ["straight-through", "annealed"])
 @pytest.mark.parametrize("count", [1, 333])
 def test_a_learned_mask_has_its_size_and_leaves_the_base_alone(pair: Pair, estimator: str, count: int) -> None:
@@ -105,7 +205,7 @@ def test_a_learned_mask_has_its_size_and_leaves_the_base_alone(pair: Pair, estim
 def test_learning_moves_scores_along_the_true_gradient(pair: Pair) -> None:
     """Two steps by hand: the first only measures, the second moves by rate x direction / length of the first."""
     count, steps = 200, learned.Steps(2, 60, 0.5, 0)
-    score = rules.first_order(pair)
+    score = rules.first_order(pair, steps.points)
     score /= score.std()
     model, objective = pair.read.loaded.model, pair.read.objective
     gains = []
@@ -119,6 +219,9 @@ def test_learning_moves_scores_along_the_true_gradient(pair: Pair) -> None:
     wanted = rules.mask_of(pair, moved, count)
     found = learned.straight_through(pair, count, steps)
     assert masks.common(found, wanted) >= count - 1  # float sums in another order may swap the last one
+    known = replace(steps, start=rules.first_order(pair, steps.points))
+    again = learned.straight_through(pair, count, known)
+    assert all(torch.equal(found[n], again[n]) for n in found)
 
 
 def test_soft_switches_sum_to_the_budget() -> None:
@@ -177,7 +280,7 @@ def test_the_share_of_the_gain_is_found_by_bisection(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    m = learn(place, "prompt", size="95%-of-gain", select="first-order").metrics
+    m = learn(place, "prompt", size="95%-of-gain", select="first-order", path_points=0).metrics
     assert 0 < m["size"] < m["graftable"]
 
 

@@ -49,6 +49,17 @@ def test_large_sets_are_cut_exactly_too() -> None:
         assert torch.equal(found, wanted)
 
 
+def test_infinite_scores_are_ranked_and_nan_is_refused() -> None:
+    score_P = torch.randn(300_000, generator=torch.Generator().manual_seed(1))
+    score_P[::1000], score_P[7::1000] = float("inf"), -float("inf")
+    for count in (1, 299, 300, 4000, 299_900):
+        wanted = torch.sort(score_P, descending=True, stable=True).indices[:count].sort().values
+        assert torch.equal(masks.highest(score_P, count), wanted)
+    score_P[5] = float("nan")
+    with pytest.raises(TreeError, match="NaN"):
+        masks.highest(score_P, 3)
+
+
 def test_per_tensor_shares_sum_to_the_count() -> None:
     scores = {"a": torch.randn(100), "b": torch.randn(33), "c": torch.randn(1)}
     for count in (0, 1, 13, 67, 134):

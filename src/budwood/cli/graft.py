@@ -26,6 +26,12 @@ def register(app: App) -> None:
     graft = App(name="graft", help="Cut a fine-tuned skill out as a small file, look at it, and put it back.")
     app.command(graft)
 
+    _one(graft)
+    _several(graft)
+    _studies(graft)
+
+
+def _one(graft: App) -> None:
     @graft.command
     def learn(base: str, tuned: str, *, settings: Annotated[GraftLearnConfig, Parameter(name="*")]) -> int:
         """The few weights that carry a skill, as NAME.graft; `BASE+NAME.graft` is then a model for every verb.
@@ -39,6 +45,40 @@ def register(app: App) -> None:
         """
         return serve("graft learn", settings, [base, tuned])
 
+    @graft.command
+    def show(
+        graft: str,
+        *,
+        out: Path | None = None,
+        json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    ) -> int:
+        """Where a graft lies and where it came from.
+
+        Parameters
+        ----------
+        graft
+            A NAME.graft file, or a run of `graft learn`.
+        out
+            Also write the map as OUT/map.svg, .png and .csv.
+        json_output
+            One JSON object on stdout.
+        """
+        from budwood.methods.graft.compare import draw_map
+        from budwood.methods.graft.compare import show as look
+
+        found = look(graft)
+        if out is not None:
+            draw_map(found, out / "map")
+        if json_output:
+            print(json.dumps(found))
+            return 0
+        print(table({k: v for k, v in found.items() if isinstance(v, str | int | float)}))
+        print()
+        print(grid(found["map"], ["layer", "module", "weights", "share", "of", "density"]))
+        return 0
+
+
+def _several(graft: App) -> None:
     @graft.command
     def overlap(*grafts: str, settings: Annotated[GraftOverlapConfig, Parameter(name="*")] = OVERLAP) -> int:
         """Do skills share weights: overlap, Jaccard and ratio to chance of every two; with --base, gains.
@@ -79,40 +119,6 @@ def register(app: App) -> None:
             The skill to take out.
         """
         return serve("graft subtract", settings, [base, tuned, graft])
-
-    _studies(graft)
-
-    @graft.command
-    def show(
-        graft: str,
-        *,
-        out: Path | None = None,
-        json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
-    ) -> int:
-        """Where a graft lies and where it came from.
-
-        Parameters
-        ----------
-        graft
-            A NAME.graft file, or a run of `graft learn`.
-        out
-            Also write the map as OUT/map.svg, .png and .csv.
-        json_output
-            One JSON object on stdout.
-        """
-        from budwood.methods.graft.compare import draw_map
-        from budwood.methods.graft.compare import show as look
-
-        found = look(graft)
-        if out is not None:
-            draw_map(found, out / "map")
-        if json_output:
-            print(json.dumps(found))
-            return 0
-        print(table({k: v for k, v in found.items() if isinstance(v, str | int | float)}))
-        print()
-        print(grid(found["map"], ["layer", "module", "weights", "share", "of", "density"]))
-        return 0
 
 
 def _studies(graft: App) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from budwood.config.base import Config
 from budwood.config.data import DATA, DataConfig
 from budwood.config.finetune import ReadConfig
-from budwood.config.run import RunConfig, Switch
+from budwood.config.run import JobsConfig, RunConfig, Switch
 
 GRAFT = Group("Graft", sort_key=3)
 Rule = Literal["learned", "movement", "first-order", "fisher", "random"]
@@ -64,7 +64,7 @@ class GraftableConfig(Config):
     )
 
 
-class GraftLearnConfig(ReadConfig, GraftableConfig, DataConfig, RunConfig):
+class GraftLearnConfig(ReadConfig, GraftableConfig, DataConfig, JobsConfig, RunConfig):
     """Everything `graft learn` can be told."""
 
     size: Annotated[str, Parameter(group=GRAFT)] = Field(
@@ -79,7 +79,9 @@ class GraftLearnConfig(ReadConfig, GraftableConfig, DataConfig, RunConfig):
         False, description="Every tensor gives its share; default: one ranking over all."
     )
     fisher: Annotated[tuple[Path, ...], Parameter(group=GRAFT, negative="")] = Field(
-        (), description="A Fisher run or file for --select fisher; default: the training rows' own, at the base."
+        (),
+        description="For --select fisher: a Fisher run or file, a run of finetune --save-second-moments, or adam "
+        "(those that TUNED keeps); default: the training rows' own, at the base.",
     )
     name: Annotated[str | None, Parameter(group=GRAFT)] = Field(
         None, description="The file is NAME.graft; default: the task's name."
@@ -89,6 +91,12 @@ class GraftLearnConfig(ReadConfig, GraftableConfig, DataConfig, RunConfig):
     )
     mask_steps: Annotated[int, Parameter(group=GRAFT)] = Field(
         40, ge=1, description="Steps of a learned mask (epochs of the original with --parity)."
+    )
+    path_points: Annotated[int, Parameter(group=GRAFT)] = Field(
+        4,
+        ge=0,
+        description="first-order, and where learned begins: gradients at so many points between base and tuned; 0: at "
+        "the base alone.",
     )
     mask_batch_size: Annotated[int, Parameter(group=GRAFT)] = Field(32, ge=1, description="Rows per mask step.")
     mask_rate: Annotated[float, Parameter(group=GRAFT)] = Field(

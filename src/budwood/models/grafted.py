@@ -19,9 +19,9 @@ from budwood.store.files import cache_dir, digest, write_json
 
 def remembered_hash(ref: ModelRef, model: nn.Module) -> str:
     """The backbone's hash, kept beside path, size and time of the files it was loaded from."""
-    places = [r.path for r in (ref, ref.base) if r is not None and r.path is not None]
+    places = [r.path.resolve() for r in (ref, ref.base) if r is not None and r.path is not None]
     files = [f for p in places for f in sorted(p.iterdir()) if f.suffix in (".safetensors", ".bin", ".json")]
-    stats = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    stats = [(str(f), (stat := f.stat()).st_size, stat.st_mtime_ns) for f in files]
     names = [n for n in named(model) if not n.startswith(HEADS)]
     note = cache_dir() / "digests" / f"backbone-{digest([stats, names])}.json"
     with contextlib.suppress(OSError, KeyError, ValueError):
@@ -41,8 +41,8 @@ def put_grafts(ref: ModelRef, model: nn.Module, labels: Sequence[str], fresh: Se
     grafts = [Graft.load(path) for path in ref.grafts]
     fits = [g for g in grafts if not labels or tuple(g.manifest.get("labels", ())) == tuple(labels)]
     merge(model, grafts, head=False, force=ref.force, known_hash=None if ref.force else remembered_hash(ref, model))
-    parameters = named(model)
     brought: set[str] = set()
+    parameters = named(model) if any(g.head for g in fits) else {}
     for graft in fits:
         for name, value in graft.head.items():
             if name in parameters and parameters[name].shape == value.shape:

@@ -106,9 +106,15 @@ class Graft:
         return h.hexdigest()
 
 
-def check(graft: Graft, model: nn.Module, force: bool = False, known_hash: str | None = None) -> None:
+def check(
+    graft: Graft,
+    model: nn.Module,
+    force: bool = False,
+    known_hash: str | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
+) -> None:
     """Refuse a model that lacks the graft's tensors, or that is not the one it was cut for."""
-    parameters = named(model)
+    parameters = named(model) if parameters is None else parameters
     for name, shape in graft.shape.items():
         if name not in parameters:
             raise TreeError(
@@ -152,14 +158,14 @@ def merge(
     model: nn.Module, grafts: Sequence[Graft], *, head: bool = True, force: bool = False, known_hash: str | None = None
 ) -> None:
     """Put grafts on a model for good; every graft is checked before the first weight changes."""
-    for graft in grafts:
-        check(graft, model, force, known_hash)
     parameters = named(model)
+    for graft in grafts:
+        check(graft, model, force, known_hash, parameters)
     index, delta = together(grafts)
     with torch.no_grad():
         for name, places in index.items():
             weights = parameters[name].view(-1)
-            weights[places] += delta[name].to(weights)
+            weights.index_add_(0, places.to(weights.device), delta[name].to(weights))
         for name, value in _heads(grafts, parameters, head).items():
             parameters[name].copy_(value)
 
@@ -175,9 +181,9 @@ def grafted(
     model: nn.Module, grafts: Sequence[Graft], *, head: bool = True, force: bool = False, known_hash: str | None = None
 ) -> Iterator[nn.Module]:
     """The model with grafts on it inside the block."""
-    for graft in grafts:
-        check(graft, model, force, known_hash)
     parameters = named(model)
+    for graft in grafts:
+        check(graft, model, force, known_hash, parameters)
     index, _ = together(grafts)
     old = {n: parameters[n].detach().view(-1)[i].clone() for n, i in index.items()}
     old_head = {n: parameters[n].detach().clone() for n in _heads(grafts, parameters, head)}

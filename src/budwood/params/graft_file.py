@@ -112,7 +112,7 @@ def checksum(manifest: str, tensors: Mapping[str, np.ndarray]) -> str:
     for name in sorted(tensors):
         value = np.ascontiguousarray(tensors[name])
         h.update(f"\x00{name}\x00{value.dtype}\x00{value.shape}\x00".encode())
-        h.update(value.tobytes())
+        h.update(value.reshape(-1).view(np.uint8).data)
     return h.hexdigest()
 
 
@@ -186,18 +186,19 @@ def _cut(table: Any, gap: np.ndarray, values: np.ndarray) -> tuple[dict[str, Any
     index: dict[str, np.ndarray] = {}
     value: dict[str, np.ndarray] = {}
     shape: dict[str, tuple[int, ...]] = {}
-    start = 0
+    total = np.cumsum(gap + 1)  # one sum over all; what came before a tensor is taken off again
+    start, before = 0, 0
     for name, dims, count in _rows(table):
         if name in index:
             raise TreeError(f"it lists '{name}' twice.")
-        size = math.prod(dims)
-        if count > size or start + count > len(gap):
+        size, end = math.prod(dims), start + count
+        if count > size or end > len(gap):
             raise TreeError(f"it claims {count:,} positions for '{name}', which has {size:,} weights.")
-        place = np.cumsum(gap[start : start + count] + 1) - 1
+        place = total[start:end] - (before + 1)
         if count and (place[-1] >= size or place.min() < 0):
             raise TreeError(f"it writes outside '{name}': position {int(place.max()):,} of {size:,}.")
-        index[name], value[name], shape[name] = place, values[start : start + count], dims
-        start += count
+        index[name], value[name], shape[name] = place, values[start:end], dims
+        start, before = end, int(total[end - 1]) if end else 0
     if start != len(gap):
         raise TreeError(f"{len(gap) - start:,} of its positions belong to no tensor.")
     return index, value, shape

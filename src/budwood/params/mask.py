@@ -15,6 +15,7 @@ from budwood.errors import TreeError
 from budwood.params.select import is_embedding, layer_of
 from budwood.params.tree import Tree, named
 
+SAMPLE, PIECE = 1 << 16, 1 << 17  # weights that are looked at first; weights looked at in one go
 Mask = Mapping[str, Tensor]  # name -> sorted flat positions (int64); names without a position are left out
 
 
@@ -53,8 +54,8 @@ def top(scores: Tree, count: int, per_tensor: bool = False) -> dict[str, Tensor]
     _check_count(count, sum(sizes.values()))
     if per_tensor:
         shares = apportion(sizes, count)
-        return {n: _top(scores[n].reshape(-1), k, n) for n, k in shares.items() if k}
-    return split(_top(flat(scores), count, "the scores"), sizes)
+        return {n: highest(scores[n].reshape(-1), k, n) for n, k in shares.items() if k}
+    return split(highest(flat(scores), count), sizes)
 
 
 def _check_count(count: int, total: int) -> None:
@@ -62,32 +63,40 @@ def _check_count(count: int, total: int) -> None:
         raise TreeError(f"A mask of {count:,} weights was asked for, out of {total:,}. Ask for 0 to {total:,}.")
 
 
-def _top(score_P: Tensor, count: int, what: str) -> Tensor:
-    """Sorted positions of the `count` highest scores."""
-    if bool(torch.isnan(score_P).any()):
+def highest(score_P: Tensor, count: int, what: str = "the scores") -> Tensor:
+    """Sorted positions of the `count` highest scores; equal scores go to the earlier one.
+
+    >>> highest(torch.tensor([1.0, 3.0, 3.0, 3.0]), 2)
+    tensor([1, 2])
+    """
+    _check_count(count, len(score_P))
+    # a sum is the fastest look for NaN; infinities of both signs also make one, so look again then
+    if bool(torch.isnan(score_P.sum())) and bool(torch.isnan(score_P).any()):
         raise TreeError(f"{what} hold NaN: the weights cannot be ranked. Look for NaN in the two models.")
-    if count == 0:
-        return torch.empty(0, dtype=torch.int64)
-    if count == len(score_P):
+    if count in (0, len(score_P)):
         return torch.arange(count)
-    border = threshold(score_P, count)
-    above_P = score_P > border
-    room = count - int(above_P.sum())
-    equal = (score_P == border).nonzero()[:room, 0]
-    above_P[equal] = True
-    return above_P.nonzero()[:, 0]
+    value_P = score_P.detach().cpu().numpy()
+    place_C = _candidates(value_P, count)
+    value_C = value_P[place_C]
+    border = np.partition(value_C, len(value_C) - count)[len(value_C) - count]
+    chosen_C = value_C > border
+    room = count - np.count_nonzero(chosen_C)
+    chosen_C[np.flatnonzero(value_C == border)[:room]] = True
+    return torch.from_numpy(place_C[chosen_C])
 
 
-def threshold(score_P: Tensor, count: int) -> Tensor:
-    """The count-th highest score. Only what can be among the highest is sorted: a sample tells where to look."""
-    step = len(score_P) // 65536
+def _candidates(value_P: np.ndarray, count: int) -> np.ndarray:
+    """Sorted places among which the `count` highest lie. A sample tells where to look, piece by piece of the cache."""
+    step = len(value_P) // SAMPLE
     if step > 1:
-        sample = score_P[::step]
-        least = sample.topk(min(len(sample), 2 * (count // step) + 64)).values[-1]
-        candidates = score_P[score_P >= least]
-        if len(candidates) >= count:
-            score_P = candidates
-    return score_P.topk(count).values[-1] if 2 * count < len(score_P) else score_P.kthvalue(len(score_P) - count + 1)[0]
+        sample = value_P[::step]
+        rank = max(0, len(sample) - 2 * (count // step) - 64)
+        least = np.partition(sample, rank)[rank]
+        pieces = range(0, len(value_P), PIECE)
+        found = np.concatenate([np.flatnonzero(value_P[i : i + PIECE] >= least) + i for i in pieces])
+        if len(found) >= count:
+            return found
+    return np.arange(len(value_P))
 
 
 def split(index_K: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:

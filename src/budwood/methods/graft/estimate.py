@@ -30,9 +30,9 @@ def learn(cfg: GraftLearnConfig, models: tuple[ModelRef, ...], task: Task) -> di
         objective.logits(model, batch)
         row = (time.perf_counter() - began) / len(batch)
     points = len(RULES) * len(cfg.curve_sizes) if cfg.curve else 0
-    learned = (cfg.mask_steps if cfg.select == "learned" else 1) + (
-        len(cfg.curve_sizes) * cfg.mask_steps if points else 0
-    )
+    passes = -(-len(task.rows("train")) // cfg.mask_batch_size) * max(1, cfg.path_points)  # of first-order scores
+    masks = (cfg.select == "learned") + (len(cfg.curve_sizes) if points else 0)
+    learned = masks * cfg.mask_steps + passes
     test = len(task.rows(task.reported))
     parameters = sum(p.numel() for p in model.parameters())
     tokens = batch.inputs["input_ids"].numel()

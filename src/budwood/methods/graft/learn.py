@@ -8,21 +8,20 @@ from typing import Any
 import torch
 
 from budwood.config.graft import RULES, GraftLearnConfig, parse_size
+from budwood.data.opened import Key
 from budwood.data.task import Row
 from budwood.errors import ConfigError
 from budwood.figures.graft import layer_module_map, size_curve
 from budwood.figures.save import drawing, save
-from budwood.methods.graft import measure
-from budwood.methods.graft.learned import ESTIMATORS, Steps
+from budwood.methods.graft import choice, measure
 from budwood.methods.graft.measure import Scores, agreement, recovered, summary
-from budwood.methods.graft.pair import Pair, open_pair
-from budwood.methods.graft.parity import Published, published
+from budwood.methods.graft.pair import Pair
 from budwood.methods.graft.parts import share_map
-from budwood.methods.graft.rules import mask_of, random_mask, score
 from budwood.methods.session import Session
 from budwood.params import mask as masks
 from budwood.params.graft import Graft
 from budwood.params.mask import Mask
+from budwood.store.files import canonical
 from budwood.train.evaluate import goodness
 
 SPARSE = 0.2  # a skill that needs more of the weights than this is not called sparse
@@ -38,7 +37,6 @@ class Bench:
     test: Scores
     selection: Scores | None  # rows that may decide something; never the reported ones
     full: Graft
-    scores: dict[str, torch.Tensor]
 
     @property
     def cfg(self) -> GraftLearnConfig:
@@ -48,15 +46,7 @@ class Bench:
 
     def mask(self, rule: str, count: int) -> Mask:
         """Exactly `count` weights by a rule."""
-        cfg = self.cfg
-        if rule == "random":
-            return random_mask(self.pair, count, cfg.seed)
-        if rule == "learned":
-            steps = Steps(cfg.mask_steps, cfg.mask_batch_size, cfg.mask_rate, cfg.seed)
-            return ESTIMATORS[cfg.estimator](self.pair, count, steps, cfg.per_tensor)
-        if rule not in self.scores:
-            self.scores[rule] = score(self.pair, rule, cfg.fisher[0] if cfg.fisher else None)
-        return mask_of(self.pair, self.scores[rule], count, cfg.per_tensor)
+        return choice.make(self.session, [(rule, count)])[0]
 
     def gained(self, mask: Mask, on: Scores) -> float | None:
         """Share of the gain that a mask recovers on some rows."""
@@ -90,11 +80,12 @@ def learn(session: Session) -> dict[str, Any]:
     with session.progress.stage("others"):
         facts |= _others(bench, draft)
     _keep(bench, draft, facts)
+    choice.tidy(session)
     return facts
 
 
 def _open(session: Session) -> Bench:
-    pair = open_pair(session.cfg, session.models[0], session.models[1], session.task)
+    pair = choice.open_shop(Key(canonical(choice.settings_of(session)), session.task)).pair
     rows: tuple[Row, ...] = ()
     if pair.task.reported == "test" and pair.task.splits.get("validation"):
         rows = pair.task.rows("validation")
@@ -102,7 +93,7 @@ def _open(session: Session) -> Bench:
         rows = pair.task.rows("train")
     test = Scores(pair.read, pair.cfg, pair.task.rows(pair.task.reported))
     selection = Scores(pair.read, pair.cfg, rows) if rows else None
-    return Bench(session, pair, test, selection, pair.graft(measure.whole(pair)), {})
+    return Bench(session, pair, test, selection, pair.graft(measure.whole(pair)))
 
 
 def _summary(bench: Bench, grafts: list[Graft]) -> dict[str, Any]:
@@ -121,11 +112,7 @@ def _chosen(bench: Bench) -> Mask:
             f"--size {cfg.size} is {count:,} weights, and this model has {total:,} graftable ones. Ask for 1 to "
             f"{total:,}, or take in more with --embeddings and --head."
         )
-    if cfg.parity:
-        train = Scores(bench.pair.read, bench.pair.cfg, bench.pair.task.rows("train"))
-        plan = Published(cfg.mask_steps, cfg.parity_rate, cfg.sigmoid_bias, cfg.seed)
-        return published(bench.pair, count, plan, lambda m: goodness(train.of([bench.pair.graft(m)]).metrics))
-    return bench.mask(cfg.select, count)
+    return bench.mask(choice.PUBLISHED if cfg.parity else cfg.select, count)
 
 
 def _smallest(bench: Bench, wanted: float) -> Mask:
@@ -175,21 +162,20 @@ def _facts(bench: Bench, graft: Graft, base: dict, tuned: dict, found: dict) -> 
 def _curve(bench: Bench, facts: dict[str, Any]) -> dict[str, Any]:
     """Score and recovery at every size for every rule, and what it says in one line."""
     rows, total = [], len(bench.pair.delta_P)
-    for rule in RULES:
-        for fraction in bench.cfg.curve_sizes:
-            count = max(1, round(fraction * total))
-            mask = bench.mask(rule, count)
-            found = bench.test.of([bench.pair.graft(mask)])
-            rows.append(
-                {
-                    "select": rule,
-                    "fraction": count / total,
-                    "size": count,
-                    "score": found.metrics["score"],
-                    "recovered": bench.gained(mask, bench.test),
-                    "ece": found.metrics.get("ece"),
-                }
-            )
+    sizes = sorted({max(1, round(f * total)) for f in bench.cfg.curve_sizes})
+    points = [(rule, count) for rule in RULES for count in sizes]
+    for (rule, count), mask in zip(points, choice.make(bench.session, points)):
+        found = bench.test.of([bench.pair.graft(mask)])
+        rows.append(
+            {
+                "select": rule,
+                "fraction": count / total,
+                "size": count,
+                "score": found.metrics["score"],
+                "recovered": bench.gained(mask, bench.test),
+                "ece": found.metrics.get("ece"),
+            }
+        )
     needs = {r: _needs([x for x in rows if x["select"] == r]) for r in RULES}
     title = f"{bench.pair.task.name}: share of the gain recovered"
     with drawing() as axes:

@@ -11,8 +11,10 @@ Shapes: P graftable weights end to end, K those switched on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,8 +22,8 @@ from torch import Tensor
 from budwood.data.batch import Batch
 from budwood.errors import ModelError
 from budwood.methods.graft.pair import Pair, mask_rows
-from budwood.methods.graft.rules import chosen_rows, first_order, mask_of
-from budwood.params import mask as masks
+from budwood.methods.graft.rules import chosen_rows, first_order, mask_of, places_of, taking
+from budwood.params import tree
 from budwood.params.apply import requiring_grad
 from budwood.params.mask import Mask
 from budwood.params.tree import named
@@ -31,13 +33,17 @@ FIRST, LAST = 0.5, 0.02  # temperature of the annealed switches, in the spread o
 
 @dataclass(frozen=True)
 class Steps:
-    """How a mask is learned: steps, rows of each, how far scores move, the seed of the order."""
+    """How a mask is learned: steps, rows of each, how far scores move, the seed of the order, points of the start."""
 
     count: int = 40
     rows: int = 32
     rate: float = 0.5
     seed: int = 0
+    points: int = 4
+    start: Tensor | None = None  # first-order scores where they are known already
     advance: Callable[[int, str], None] = lambda n, note: None
+    state: Path | None = None  # where a long one is kept every so many seconds, to go on from after a kill
+    every: float = 60.0
 
 
 class Switchboard:
@@ -80,64 +86,64 @@ def switching(pair: Pair) -> Iterator[Switchboard]:
 
 def straight_through(pair: Pair, count: int, steps: Steps, per_tensor: bool = False) -> Mask:
     """The mask of exactly `count` weights after training its scores, begun with the first-order ones."""
-    score_P = first_order(pair)
-    _scaled(score_P)
+    kept = _Kept(steps)
+    score_P = kept.score_P if kept.score_P is not None else _start(pair, steps)
     model, objective = pair.read.loaded.model, pair.read.objective
-    parts = score_P.split(list(pair.sizes.values()))
-    pull = _Pull(list(parts), list(pair.delta_P.split(list(pair.sizes.values()))))
+    sizes = list(pair.sizes.values())
+    pull = _Pull(score_P.split(sizes), pair.delta_P.split(sizes), kept.square)
     batch_of = batches(pair, steps)
-    with switching(pair) as board, requiring_grad(model, tuple(pair.shapes)), pull.hooked(pair):
-        for step in range(steps.count):
-            board.on(masks.join(mask_of(pair, score_P, count, per_tensor), pair.sizes))
+    with switching(pair) as board, taking(pair, pull.take):
+        for step in range(kept.step, steps.count):
+            board.on(places_of(pair, score_P, count, per_tensor))
             batch = batch_of(step)
             pull.begin(steps.rate * (1 - step / steps.count) * len(score_P) ** 0.5)
             loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).mean()
             loss.backward()
+            kept.keep(score_P, step + 1, pull.square)
             steps.advance(1, f"loss {float(loss.detach()):.3f}")
     return mask_of(pair, score_P, count, per_tensor)
+
+
+class _Kept:
+    """Scores, next step and length of the last direction: what a killed learning goes on from."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps, self.last = steps, time.monotonic()
+        self.score_P: Tensor | None = None
+        self.step, self.square = 0, 0.0
+        if steps.state is not None and steps.state.exists():
+            found, facts = tree.load(steps.state)
+            self.score_P, self.step, self.square = found["score"], facts["step"], facts["square"]
+
+    def keep(self, score_P: Tensor, step: int, square: float) -> None:
+        """Write the state if it is time."""
+        if self.steps.state is not None and time.monotonic() - self.last >= self.steps.every:
+            tree.save(self.steps.state, {"score": score_P}, {"step": step, "square": square})
+            self.last = time.monotonic()
 
 
 class _Pull:
     """Moves the scores while the gradient is being computed, one tensor at a time, so that it is never held whole."""
 
-    def __init__(self, scores: list[Tensor], changes: list[Tensor]) -> None:
+    def __init__(self, scores: Sequence[Tensor], changes: Sequence[Tensor], square: float = 0.0) -> None:
         self.scores, self.changes = scores, changes
-        self.length, self.square, self.rate = 0.0, 0.0, 0.0
+        self.length, self.square, self.rate = 0.0, square, 0.0
 
     def begin(self, rate: float) -> None:
         """A new step: scores move by `rate` times the direction, whose length is known from the step before."""
         self.length, self.square, self.rate = self.square**0.5, 0.0, rate
 
-    @contextlib.contextmanager
-    def hooked(self, pair: Pair) -> Iterator[None]:
-        parameters = named(pair.read.loaded.model)
-        handles = [
-            parameters[n].register_post_accumulate_grad_hook(self._taker(place)) for place, n in enumerate(pair.shapes)
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _taker(self, place: int) -> Callable[[Tensor], None]:
-        score, change = self.scores[place], self.changes[place]
-
-        def take(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            gain = parameter.grad.view(-1).mul_(change)
-            self.square += float(torch.linalg.vector_norm(gain)) ** 2
-            if self.length:  # the first step only measures
-                score.add_(gain, alpha=-self.rate / self.length)
-            parameter.grad = None
-
-        return take
+    def take(self, place: int, grad: Tensor) -> None:
+        """The gradient of one tensor: its product with the change is noted and moves the scores."""
+        gain = grad.mul_(self.changes[place])
+        self.square += float(torch.linalg.vector_norm(gain)) ** 2
+        if self.length:  # the first step only measures
+            self.scores[place].add_(gain, alpha=-self.rate / self.length)
 
 
 def annealed(pair: Pair, count: int, steps: Steps, per_tensor: bool = False) -> Mask:
     """The mask of exactly `count` weights by soft switches that harden while their sum stays `count`."""
-    score_P = first_order(pair)
-    _scaled(score_P)
+    score_P = _start(pair, steps)
     model, objective = pair.read.loaded.model, pair.read.objective
     batch_of = batches(pair, steps)
     with soft(pair) as put, requiring_grad(model, tuple(pair.shapes)):
@@ -195,15 +201,16 @@ def batches(pair: Pair, steps: Steps) -> Callable[[int], Batch]:
     return lambda step: feed(chosen_rows(len(features), steps.rows, steps.seed, step), 0)
 
 
-def _scaled(score_P: Tensor) -> None:
-    """Scores in units of their own spread."""
+def _start(pair: Pair, steps: Steps) -> Tensor:
+    """First-order scores in units of their own spread."""
+    score_P = first_order(pair, steps.points) if steps.start is None else steps.start.clone()
     spread = float(score_P.std())
     if not spread > 0 or spread != spread:
         raise ModelError(
             "The gradient of the loss is zero or not finite at the base, so no mask can be learned from it. Look at "
             "the training rows, or use --select movement."
         )
-    score_P.div_(spread)
+    return score_P.div_(spread)
 
 
 ESTIMATORS = {"straight-through": straight_through, "annealed": annealed}

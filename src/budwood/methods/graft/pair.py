@@ -39,6 +39,7 @@ class Pair:
     head: dict[str, Tensor]
     base_hash: str
     tuned_hash: str
+    tuned: ModelRef
     moved_outside: int  # weights that differ and that no graft of this set can carry
 
     @property
@@ -138,7 +139,7 @@ def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded) -> Pair:
             "Give the base first and its fine-tuned copy second."
         )
     read = reading(replace(loaded, fresh=()), task, cfg, cfg.mode, cfg.seed)
-    return Pair(read, cfg, task, delta_P, shapes, head, base_hash, tuned_hash, outside)
+    return Pair(read, cfg, task, delta_P, shapes, head, base_hash, tuned_hash, skilled.ref, outside)
 
 
 def mask_rows(pair: Pair) -> tuple[Row, ...]:
