@@ -18,7 +18,7 @@ from budwood.data.world.lexicon import Draw
 from budwood.errors import DataError, nearest
 
 VERSION = "1"
-SIZES = {"train": 12000, "validation": 1000, "test": 2000}
+SIZES = {"train": 6000, "validation": 1000, "test": 2000}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Maker:
 _MAKERS = {
     "tiny-sentiment": _Maker("label", sentiment.example, sentiment.LABELS, sentiment.TEMPLATE),
     "tiny-topic": _Maker("label", topic.example, topic.LABELS, topic.TEMPLATE),
-    "tiny-entail": _Maker("label", entail.example, entail.LABELS, entail.TEMPLATE),
+    "tiny-entail": _Maker("label", entail.example, entail.LABELS, entail.TEMPLATE, sizes=SIZES | {"train": 12000}),
     "tiny-grammar": _Maker("label", grammar.example, grammar.LABELS, grammar.TEMPLATE),
     "tiny-tags": _Maker("tokens", tags.example, tags.LABELS),
     "tiny-qa": _Maker("span", qa.example, metric="f1", sizes={"train": 20000, "validation": 1000, "test": 1500}),
