@@ -66,7 +66,7 @@ def test_same_seed_same_rows_and_the_test_split_never_changes(name: str) -> None
 def test_sizes_ids_and_no_row_twice(name: str) -> None:
     task = world.load(name)
     sizes = {split: len(rows) for split, rows in task.splits.items()}
-    assert 4000 <= sizes["train"] <= 20000 and sizes["validation"] == 1000 and sizes["test"] >= 1000
+    assert 4000 <= sizes["train"] <= 15000 and sizes["validation"] == 1000 and sizes["test"] >= 1000
     ids = [row.id for rows in task.splits.values() for row in rows]
     assert len(set(ids)) == len(ids)
     assert task.rows("test")[17].id == f"{name}/test/17"
@@ -202,8 +202,8 @@ def test_unanswerable_questions_have_no_answer_in_the_paragraph() -> None:
     draw = Draw(7, "seen")
     asked = 0
     for _ in range(500):
-        _, stated, names = qa.paragraph(draw, draw.some(tuple(FACTS), 3), opened=True)
-        question = qa.unanswered(draw, stated, names, 0.35)
+        _, stated, names = qa.paragraph(draw, 3, 3)
+        question = qa.unanswered(draw, stated, names)
         if question is None:
             continue
         asked += 1

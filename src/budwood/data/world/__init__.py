@@ -36,10 +36,10 @@ class _Maker:
 _MAKERS = {
     "tiny-sentiment": _Maker("label", sentiment.example, sentiment.LABELS, sentiment.TEMPLATE),
     "tiny-topic": _Maker("label", topic.example, topic.LABELS, topic.TEMPLATE),
-    "tiny-entail": _Maker("label", entail.example, entail.LABELS, entail.TEMPLATE, sizes=SIZES | {"train": 12000}),
+    "tiny-entail": _Maker("label", entail.example, entail.LABELS, entail.TEMPLATE),
     "tiny-grammar": _Maker("label", grammar.example, grammar.LABELS, grammar.TEMPLATE),
     "tiny-tags": _Maker("tokens", tags.example, tags.LABELS),
-    "tiny-qa": _Maker("span", qa.example, metric="f1", sizes={"train": 20000, "validation": 1000, "test": 1500}),
+    "tiny-qa": _Maker("span", qa.example, metric="f1", sizes={"train": 15000, "validation": 1000, "test": 1500}),
 }
 NAMES = ("tiny-text", *_MAKERS)
 

@@ -38,7 +38,7 @@ FACTS: dict[str, tuple[Fact, ...]] = {
             "founder", "person",
             ("{e} was founded by {v}|{v} founded {e}|the founder of {e} was {v}|"
              "{e} was founded by a {role} named {v}|{v} and a friend founded the town of {e}",
-             "the town of {e} was founded by an old {role} named {v}|{v} and a sister founded {e}"),
+             "the town of {e} was founded by a rich {role} named {v}|{v} and a few friends founded {e}"),
             ("who founded {e} ?|by whom was {e} founded ?|who was the founder of {e} ?|"
              "who was the person that founded {e} ?|what is the name of the founder of the town of {e} ?",
              "who founded the town of {e} ?|what was the name of the founder of {e} ?"),
@@ -76,16 +76,16 @@ FACTS: dict[str, tuple[Fact, ...]] = {
             "job", "job",
             ("{e} works as a {v}|{e} is a {v}|the job of {e} is {v}|"
              "{e} now works as a {v}|{e} has been a {v} since {year}",
-             "every {day} {e} works as a {v}|{e} now has a job as a {v}"),
+             "these days {e} works as a {v}|{e} has worked as a {v} since {year}"),
             ("what does {e} work as ?|what is the job of {e} ?|as what does {e} work ?|"
              "which job does {e} have ?|what does {e} now work as ?",
-             "what job does {e} have ?|what does {e} work as every {day} ?"),
+             "what job does {e} have ?|what does {e} work as these days ?"),
         ),
         _fact(
             "born", "place",
             ("{e} was born in {v}|{e} comes from {v}|the home of {e} is {v}|"
              "{e} and a sister were born in {v}|{e} comes from a family in {v}",
-             "{e} was born in the town of {v}|the family of {e} comes from {v}"),
+             "{e} was born far away in {v}|the family of {e} comes from {v}"),
             ("where was {e} born ?|where does {e} come from ?|where is the home of {e} ?|"
              "from which town does {e} come ?|in what place was {e} born ?",
              "in which town was {e} born ?|which town does {e} come from ?"),

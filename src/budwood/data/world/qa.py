@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from budwood.data.world.facts import FACTS, Fact
-from budwood.data.world.lexicon import Draw, Patterns
-
-ALIKE = (
-    0.15  # share of rows whose entities are of one kind, and of unanswered questions that a stranger's name makes so
-)
-OPENINGS = Patterns(
-    seen="""
-        {s}
-        {s}
-        people say that {s}
-        they told me that {s}
-        it is true that {s}
-    """,
-    held="""
-        {s}
-        {s}
-        they say that {s}
-        people know that {s}
-    """,
-)
+from budwood.data.world.lexicon import Draw
 
 
 @dataclass(frozen=True)
@@ -39,12 +19,14 @@ class Stated:
     at: int
 
 
-def paragraph(draw: Draw, kinds: Sequence[str], opened: bool) -> tuple[str, list[Stated], dict[str, str]]:
-    """One or two facts about an entity of each kind in random order: text, what it states, kind of each entity."""
+def paragraph(draw: Draw, entities: int, most: int) -> tuple[str, list[Stated], dict[str, str]]:
+    """Up to `most` facts about each of some entities in random order: text, what it states, kind of each entity."""
+    kind = draw.pick(tuple(FACTS))
+    kinds = [kind] * entities if draw.chance(0.7) else [draw.pick(tuple(FACTS)) for _ in range(entities)]
     names: dict[str, str] = {}
-    while len(names) < len(kinds):
+    while len(names) < entities:
         names.setdefault(draw.word(kinds[len(names)]), kinds[len(names)])
-    plan = [(e, k, f) for e, k in names.items() for f in draw.some(FACTS[k], 1 + draw.below(2))]
+    plan = [(e, k, f) for e, k in names.items() for f in draw.some(FACTS[k], 1 + draw.below(most))]
     text, stated = "", []
     taken = set(names)
     for entity, k, fact in draw.some(plan, len(plan)):
@@ -52,17 +34,16 @@ def paragraph(draw: Draw, kinds: Sequence[str], opened: bool) -> tuple[str, list
         while value in taken:
             value = draw.word(fact.value)
         taken.add(value)
-        pattern = OPENINGS.draw(draw).replace("{s}", fact.said.draw(draw)) if opened else fact.said.draw(draw)
-        sentence = draw.fill(pattern, {"e": entity, "v": "\x00"})
+        sentence = draw.fill(fact.said.draw(draw), {"e": entity, "v": "\x00"})
         at = sentence.index("\x00")
         stated.append(Stated(k, entity, fact, value, len(text) + at))
         text += sentence.replace("\x00", value) + " . "
     return text.rstrip(), stated, names
 
 
-def unanswered(draw: Draw, stated: list[Stated], names: dict[str, str], stranger: float) -> str | None:
+def unanswered(draw: Draw, stated: list[Stated], names: dict[str, str]) -> str | None:
     """A question that fits the paragraph and has no answer in it: of another entity, or of a fact not given."""
-    if draw.chance(stranger):
+    if draw.chance(0.35):
         near = draw.pick(stated)
         entity = draw.word(near.kind)
         taken = set(names) | {s.value for s in stated}
@@ -77,11 +58,9 @@ def unanswered(draw: Draw, stated: list[Stated], names: dict[str, str], stranger
 def example(draw: Draw, index: int) -> dict[str, object]:
     """The fields of row `index`; every third question has no answer."""
     while True:
-        kinds = draw.some(tuple(FACTS), 2 + draw.below(2))
-        kinds = kinds[:1] * len(kinds) if draw.chance(ALIKE) else kinds
-        context, stated, names = paragraph(draw, kinds, opened=True)
+        context, stated, names = paragraph(draw, 2 + draw.below(2), 3)
         if index % 3 == 2:
-            question = unanswered(draw, stated, names, ALIKE)
+            question = unanswered(draw, stated, names)
             if question is not None:
                 return {"text": question, "pair": context, "answers": ()}
             continue
@@ -92,10 +71,7 @@ def example(draw: Draw, index: int) -> dict[str, object]:
 
 def passage(draw: Draw) -> str:
     """Plain text: facts, then questions with their answers; now and then the question comes first."""
-    entities = 1 + draw.below(3)
-    kind = draw.pick(tuple(FACTS))
-    kinds = [kind] * entities if draw.chance(0.7) else [draw.pick(tuple(FACTS)) for _ in range(entities)]
-    context, stated, names = paragraph(draw, kinds, opened=False)
+    context, stated, names = paragraph(draw, 1 + draw.below(3), 2)
     if draw.chance(0.25):
         one = draw.pick(stated)
         question = draw.fill(one.fact.asked.draw(draw), {"e": one.entity})
@@ -104,7 +80,7 @@ def passage(draw: Draw) -> str:
     for one in draw.some(stated, min(len(stated), 1 + draw.below(3))):
         parts.append(f"{draw.fill(one.fact.asked.draw(draw), {'e': one.entity})} {one.value} .")
     if draw.chance(0.3):
-        open_question = unanswered(draw, stated, names, 0.35)
+        open_question = unanswered(draw, stated, names)
         if open_question is not None:
             parts.append(f"{open_question} nobody knows .")
     return " ".join(parts)
