@@ -280,8 +280,3 @@ def _spread(metrics: Sequence[dict[str, Any]], seeds: Sequence[int]) -> dict[str
         "sd": {k: stdev(v) if len(v) > 1 else 0.0 for k, v in values.items() if v},
         "median": {k: median(v) for k, v in values.items() if v},
     }
-
-
-def _constant(metrics: Sequence[dict[str, Any]], key: str) -> bool:
-    """Whether a whole number is the same in all (rows, updates): it is stated, not averaged."""
-    return all(isinstance(m.get(key), int) and m[key] == metrics[0][key] for m in metrics)
