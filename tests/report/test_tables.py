@@ -64,6 +64,17 @@ def test_damaged_runs_say_what_is_wrong(runs: dict[str, Path], name: str, status
     assert bool(found["limited"]) == (name == "limited")
 
 
+def test_an_empty_file_of_metrics_is_no_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from budwood.cli.main import main
+
+    path = made.write_run(tmp_path / "r", "finetune", {"metric": "accuracy", "score": 0.5})
+    (path / "metrics.json").write_text("{}")
+    assert Room.open(path).status == "broken" and "metrics.json is empty" in Room.open(path).problems[0]
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(path), str(path), "-o", str(tmp_path / "p.html")])
+    assert end.value.code == 0 and capsys.readouterr().err.count("r is broken: the run is marked done") == 1
+
+
 def test_views_without_their_artefacts_say_so(whole: dict[str, Any]) -> None:
     assert "do not hold what this view needs" in whole["details"]["odd"]["problem"]
     assert (

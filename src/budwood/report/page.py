@@ -82,7 +82,7 @@ def _hash(text: str) -> str:
 
 def write_report(runs: Sequence[Path], out: Path, story: Story | None = None) -> Path:
     """Write the page of these runs; a directory that is no run but holds some stands for all of them."""
-    rooms = [Room.open(p) for given in runs for p in spread(given)]
+    rooms = [Room.open(p) for p in dict.fromkeys(p.resolve() for given in runs for p in spread(given))]
     title = story.title if story else f"budwood: {', '.join(dict.fromkeys(r.task for r in rooms))}"
     if out.is_dir():
         raise ConfigError(f"--out {out} is a directory. Give the page's file, such as {out / 'report.html'}.")

@@ -54,6 +54,8 @@ class Room:
             problems.append(f"run.json is of format {told}, this budwood reads {FORMAT}: shown as far as it is legible")
         if manifest.get("status") == "done" and not (path / "metrics.json").exists():
             problems.append("the run is marked done, but metrics.json is missing")
+        elif manifest.get("status") == "done" and not found["metrics"] and not any("metrics" in p for p in problems):
+            problems.append("the run is marked done, but metrics.json is empty")
         return cls(path, root, manifest, found["metrics"], found["cost"], tuple(problems))
 
     @property
