@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from tests.report import runs_for_tests as made  # noqa: E402
 
 from budwood.methods.influence.scores import Matrix, writing_scores  # noqa: E402
-from budwood.report.page import write_report  # noqa: E402
+from budwood.report.page import rooms_of, write_report  # noqa: E402
 from budwood.report.shelf import Shelf  # noqa: E402
 
 show = Show()
@@ -103,7 +103,7 @@ def influence(queries: int, train: int) -> Path:
 
 
 def size_and_speed() -> None:
-    page = write_report([influence(900, 2490)], work / "big.html")
+    page = write_report(rooms_of([influence(900, 2490)]), work / "big.html")
     size = page.stat().st_size / 1e6
     show.bar("900 queries x 40 rows <= 2.5 MB", size <= 2.5, f"{size:.2f} MB")
     if not CHROMIUM:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from budwood.methods.influence.scores import Matrix, Scores, writing_scores
-from budwood.report.page import write_report
+from budwood.report.page import rooms_of, write_report
 from budwood.report.tables import Story
 from tests.report import runs_for_tests as made
 from tests.report.test_view import Served
@@ -46,7 +46,7 @@ def browser() -> Iterator[Any]:
 def file(runs: dict[str, Path]) -> str:
     good = ("tuned", "probe", "linear", "graft", "influence", "inject", "lds")
     story = Story("Where does it live?", "One skill, seven answers.", tuple((n, f"Step {n}.", runs[n]) for n in good))
-    return write_report([runs["tuned"].parent], runs["tuned"].parents[1] / "report.html", story).as_uri()
+    return write_report(rooms_of([runs["tuned"].parent]), runs["tuned"].parents[1] / "report.html", story).as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +334,7 @@ def test_large_pages_are_quick(browser: Any, tmp_path: Path) -> None:
         desk.put(
             Matrix("ekfac", main=True), slice(None), slice(None), np.random.default_rng(0).normal(size=(queries, train))
         )
-    out = write_report([path], tmp_path / "big.html")
+    out = write_report(rooms_of([path]), tmp_path / "big.html")
     assert out.stat().st_size <= 2.5e6
     tab = Tab(browser, out.as_uri())
     page = tab.go("view=influence")

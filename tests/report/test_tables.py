@@ -16,7 +16,7 @@ import pytest
 from budwood.errors import BudwoodError
 from budwood.methods.influence.scores import Scores
 from budwood.report.limits import Limits
-from budwood.report.page import WEB, page, script, write_report
+from budwood.report.page import WEB, page, rooms_of, script, write_report
 from budwood.report.room import Room
 from budwood.report.tables import detail, dumped, entry, payload
 from budwood.report.texts import Texts
@@ -199,8 +199,8 @@ def test_scripts_do_without_markup_and_network() -> None:
 
 def test_a_report_needs_no_torch(runs: dict[str, Path], tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from budwood.report.page import write_report;"
-        f"write_report([Path({str(runs['influence'])!r}), Path({str(runs['tuned'])!r})], "
+        "import sys; from pathlib import Path; from budwood.report.page import rooms_of, write_report;"
+        f"write_report(rooms_of([Path({str(runs['influence'])!r}), Path({str(runs['tuned'])!r})]), "
         f"Path({str(tmp_path / 'r.html')!r}));"
         "import budwood.report.view; print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
@@ -209,14 +209,14 @@ def test_a_report_needs_no_torch(runs: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_folders_and_bad_places(runs: dict[str, Path], tmp_path: Path) -> None:
-    out = write_report([runs["tuned"].parent], tmp_path / "all.html")
+    out = write_report(rooms_of([runs["tuned"].parent]), tmp_path / "all.html")
     assert out.stat().st_size > 100_000
     (tmp_path / "empty").mkdir()
     for given, words in ((tmp_path / "empty", "budwood demo"), (tmp_path / "absent", "no run")):
         with pytest.raises(BudwoodError, match=words):
-            write_report([given], tmp_path / "x.html")
+            write_report(rooms_of([given]), tmp_path / "x.html")
     with pytest.raises(BudwoodError, match="is a directory"):
-        write_report([runs["tuned"]], tmp_path)
+        write_report(rooms_of([runs["tuned"]]), tmp_path)
 
 
 def test_links_out_of_a_run_are_not_followed(tmp_path: Path) -> None:

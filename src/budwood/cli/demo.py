@@ -19,13 +19,13 @@ def register(app: App) -> None:
         out
             Where the demo's runs and its report go.
         """
-        from budwood.report.page import write_report
+        from budwood.report.page import rooms_of, write_report
         from budwood.report.tables import Story
         from budwood.studies.demo import TITLE, run_demo, told
 
         script, rows = run_demo(out)
         story = Story(TITLE, script.about, tuple((r["step"], r["says"], Path(r["run"])) for r in rows))
-        report = write_report([Path(r["run"]) for r in rows], out / "report.html", story)
+        report = write_report(rooms_of([Path(r["run"]) for r in rows]), out / "report.html", story)
         print(told(script, rows))
         print(f"\nfigure  {out / 'full' / 'figures' / 'loss.png'}\nreport  {report.resolve()}")
         return 0

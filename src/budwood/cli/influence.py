@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -26,6 +26,13 @@ def register(app: App) -> None:
     """Add the verb and its parts."""
     part = App(name="influence", help="Which training examples made a prediction.", help_format="plaintext")
     app.command(part)
+    _runs(part)
+    _answers(part)
+    part.command(_show, name="show")
+
+
+def _runs(part: App) -> None:
+    """Parts that make a run."""
 
     @part.command
     def fit(model: str, *, settings: Annotated[FitConfig, Parameter(name="*")]) -> int:
@@ -71,6 +78,21 @@ def register(app: App) -> None:
         """
         return serve("influence index", settings, [model])
 
+    @part.command(name="import")
+    def bring(source: Path, *, settings: Annotated[ImportConfig, Parameter(name="*")]) -> int:
+        """Scores of another tool as a run: .npy, .safetensors, or a directory of kronfluence or bergson.
+
+        Parameters
+        ----------
+        source
+            The file or directory; rows and columns are the task's queries and training rows, in their order.
+        """
+        return serve("influence import", settings.model_copy(update={"source": (source,)}), [])
+
+
+def _answers(part: App) -> None:
+    """Parts that answer at once."""
+
     @part.command
     def query(model: str, *, settings: Annotated[QueryConfig, Parameter(name="*")]) -> int:
         """The training rows behind the model's answer to a text of your own; the index is made where it is missing.
@@ -94,90 +116,82 @@ def register(app: App) -> None:
         )
         return 0
 
-    @part.command(name="import")
-    def bring(source: Path, *, settings: Annotated[ImportConfig, Parameter(name="*")]) -> int:
-        """Scores of another tool as a run: .npy, .safetensors, or a directory of kronfluence or bergson.
 
-        Parameters
-        ----------
-        source
-            The file or directory; rows and columns are the task's queries and training rows, in their order.
-        """
-        return serve("influence import", settings.model_copy(update={"source": (source,)}), [])
+def _show(
+    run: Path,
+    *,
+    query: str = "0",
+    top: int = 5,
+    bottom: int = 5,
+    strategy: str | None = None,
+    damping: str | None = None,
+    modules: Annotated[list[str], Parameter(negative="", consume_multiple=False)] = [],  # noqa: B006
+    layers: Annotated[list[str], Parameter(negative="", consume_multiple=False)] = [],  # noqa: B006
+    graft: Path | None = None,
+    as_: Annotated[Literal["text", "table", "json", "html"], Parameter(name="--format")] = "text",
+    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+) -> int:
+    """The training rows that helped and hurt a query most, as text.
 
-    @part.command
-    def show(
-        run: Path,
-        *,
-        query: str = "0",
-        top: int = 5,
-        bottom: int = 5,
-        strategy: str | None = None,
-        damping: str | None = None,
-        modules: Annotated[list[str], Parameter(negative="", consume_multiple=False)] = [],  # noqa: B006
-        layers: Annotated[list[str], Parameter(negative="", consume_multiple=False)] = [],  # noqa: B006
-        graft: Path | None = None,
-        as_: Annotated[Literal["text", "table", "json", "html"], Parameter(name="--format")] = "text",
-        json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
-        out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
-    ) -> int:
-        """The training rows that helped and hurt a query most, as text.
+    Parameters
+    ----------
+    run
+        A run of `influence score`, or imported scores.
+    query
+        The query's number or id.
+    top
+        Most helpful rows shown.
+    bottom
+        Most harmful rows shown.
+    strategy
+        Whose scores; default: the run's first.
+    damping
+        At which damping; default: the run's first.
+    modules
+        Count only modules matching these globs (runs with --per-module).
+    layers
+        Count only these layers, from 0 (runs with --per-layer or --per-module).
+    graft
+        Count only the weights of this .graft: which rows wrote the patch.
+    as_
+        Blocks of text, a table, JSON or an HTML page.
+    json_output
+        The same as --format json.
+    out
+        Write to this file instead of the screen.
+    """
+    from budwood.errors import ConfigError
+    from budwood.methods.influence.show import Wish
+    from budwood.methods.influence.show import show as look
 
-        Parameters
-        ----------
-        run
-            A run of `influence score`, or imported scores.
-        query
-            The query's number or id.
-        top
-            Most helpful rows shown.
-        bottom
-            Most harmful rows shown.
-        strategy
-            Whose scores; default: the run's first.
-        damping
-            At which damping; default: the run's first.
-        modules
-            Count only modules matching these globs (runs with --per-module).
-        layers
-            Count only these layers, from 0 (runs with --per-layer or --per-module).
-        graft
-            Count only the weights of this .graft: which rows wrote the patch.
-        as_
-            Blocks of text, a table, JSON or an HTML page.
-        json_output
-            The same as --format json.
-        out
-            Write to this file instead of the screen.
-        """
-        from budwood.errors import ConfigError
-        from budwood.methods.influence.page import blocks, page, table
-        from budwood.methods.influence.show import Wish
-        from budwood.methods.influence.show import show as look
+    if top < 0 or bottom < 0:
+        raise ConfigError(f"--top {top} --bottom {bottom}: give numbers of rows, 0 or more.")
+    try:
+        damping = damping_label(damping) if damping else None
+    except ValueError as e:
+        raise ConfigError(f"{e}.") from e
+    globs = tuple(p for m in modules for p in m.split(",") if p)
+    numbers = tuple(p.strip() for m in layers for p in m.split(",") if p.strip())
+    if bad := [n for n in numbers if not n.isdigit()]:
+        raise ConfigError(f"--layers was given '{bad[0]}': give numbers of layers, counted from 0.")
+    wish = Wish(query, top, bottom, strategy, damping, globs, tuple(map(int, numbers)), graft)
+    found = look(run, wish)
+    text = _written(found, "json" if json_output else as_)
+    if out is None:
+        print(text)
+    else:
+        write_text(out, text + "\n")
+        print(f"in {out}", file=sys.stderr)
+    return 0
 
-        if top < 0 or bottom < 0:
-            raise ConfigError(f"--top {top} --bottom {bottom}: give numbers of rows, 0 or more.")
-        try:
-            damping = damping_label(damping) if damping else None
-        except ValueError as e:
-            raise ConfigError(f"{e}.") from e
-        globs = tuple(p for m in modules for p in m.split(",") if p)
-        numbers = tuple(p.strip() for m in layers for p in m.split(",") if p.strip())
-        if bad := [n for n in numbers if not n.isdigit()]:
-            raise ConfigError(f"--layers was given '{bad[0]}': give numbers of layers, counted from 0.")
-        wish = Wish(query, top, bottom, strategy, damping, globs, tuple(map(int, numbers)), graft)
-        found = look(run, wish)
-        kind = "json" if json_output else as_
-        makers = {
-            "text": blocks,
-            "table": lambda f: grid(table(f), ["rank", "score", "id", "label", "text"]),
-            "json": json.dumps,
-            "html": page,
-        }
-        text = makers[kind](found)
-        if out is None:
-            print(text)
-        else:
-            write_text(out, text + "\n")
-            print(f"in {out}", file=sys.stderr)
-        return 0
+
+def _written(found: dict[str, Any], kind: Literal["text", "table", "json", "html"]) -> str:
+    """What was found, in the form asked for."""
+    from budwood.methods.influence.page import blocks, page, table
+
+    if kind == "table":
+        return grid(table(found), ["rank", "score", "id", "label", "text"])
+    if kind == "json":
+        return json.dumps(found)
+    return page(found) if kind == "html" else blocks(found)

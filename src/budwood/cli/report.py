@@ -33,15 +33,14 @@ def register(app: App) -> None:
         json_output
             One JSON object on stdout.
         """
-        from budwood.report.page import spread, write_report
-        from budwood.report.room import Room
+        from budwood.report.page import rooms_of, write_report
         from budwood.store.index import find_run
 
         given = [Path(r) if Path(r).is_dir() else find_run(r, directory) for r in runs] or [directory]
-        path = write_report(given, out)
+        rooms = rooms_of(given)
+        path = write_report(rooms, out)
         place, size = str(path.resolve()), path.stat().st_size
         print(json.dumps({"report": place, "bytes": size}) if json_output else f"{place} ({size / 1e6:.2f} MB)")
-        rooms = [Room.open(p) for p in dict.fromkeys(p.resolve() for one in given for p in spread(one))]
         for room in (r for r in rooms if r.status == "broken"):
             print(f"  {room.path.name} is broken: {'; '.join(room.problems)}", file=sys.stderr)
         return 0

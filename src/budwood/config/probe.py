@@ -58,10 +58,10 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
     epochs: Annotated[int | None, Parameter(group=PROBE)] = Field(
         None, ge=1, description="Epochs of --solver adamw; default 3."
     )
-    rate: Annotated[float | None, Parameter(group=PROBE)] = Field(
+    learning_rate: Annotated[float | None, Parameter(name=("--learning-rate", "--lr"), group=PROBE)] = Field(
         None, gt=0, description="Learning rate of --solver adamw; default 1e-3, with --parity 3e-5."
     )
-    batch: Annotated[int | None, Parameter(group=PROBE)] = Field(
+    batch_size: Annotated[int | None, Parameter(group=PROBE)] = Field(
         None, ge=1, description="Rows of an update of --solver adamw; default 8."
     )
     parity: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
@@ -110,8 +110,8 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
             "--online": self.online,
             "--parity": self.parity,
             "--epochs": self.epochs,
-            "--rate": self.rate,
-            "--batch": self.batch,
+            "--learning-rate": self.learning_rate,
+            "--batch-size": self.batch_size,
         }
         given = [name for name, value in wants.items() if value]
         if given and not self.trained:

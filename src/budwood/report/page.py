@@ -80,9 +80,14 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def write_report(runs: Sequence[Path], out: Path, story: Story | None = None) -> Path:
-    """Write the page of these runs; a directory that is no run but holds some stands for all of them."""
-    rooms = [Room.open(p) for p in dict.fromkeys(p.resolve() for given in runs for p in spread(given))]
+def rooms_of(runs: Sequence[Path]) -> list[Room]:
+    """Every run once; a directory that is no run but holds some stands for all of them."""
+    found = {p.resolve(): p for given in runs for p in spread(given)}
+    return [Room.open(p) for p in found.values()]
+
+
+def write_report(rooms: Sequence[Room], out: Path, story: Story | None = None) -> Path:
+    """Write the page of these runs."""
     title = story.title if story else f"budwood: {', '.join(dict.fromkeys(r.task for r in rooms))}"
     if out.is_dir():
         raise ConfigError(f"--out {out} is a directory. Give the page's file, such as {out / 'report.html'}.")

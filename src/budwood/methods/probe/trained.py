@@ -33,8 +33,8 @@ class Marks:
 def plan_of(session: Session, numbers: list[int]) -> Plan:
     """Settings of training, with their defaults."""
     cfg = session.cfg
-    rate = cfg.rate or (PUBLISHED_RATE if cfg.parity else RATE)
-    epochs, batch = cfg.epochs or EPOCHS, cfg.batch or BATCH
+    rate = cfg.learning_rate or (PUBLISHED_RATE if cfg.parity else RATE)
+    epochs, batch = cfg.epochs or EPOCHS, cfg.batch_size or BATCH
     return Plan(tuple(numbers), epochs, rate, batch, cfg.seed, cfg.parity, cfg.hidden, cfg.mix)
 
 
