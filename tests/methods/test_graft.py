@@ -17,7 +17,7 @@ from budwood.data.task import Row, Task, Template
 from budwood.errors import BudwoodError, ConfigError, ModelError, TreeError
 from budwood.methods.graft import choice, learned, rules
 from budwood.methods.graft.compare import show
-from budwood.methods.graft.measure import Scores, recovered
+from budwood.methods.graft.measure import Scores, recovered, temperature_from
 from budwood.methods.graft.merging import merged
 from budwood.methods.graft.pair import Pair, open_pair
 from budwood.methods.graft.parity import Published, published
@@ -28,6 +28,7 @@ from budwood.params import tree
 from budwood.params.graft import Graft
 from budwood.params.tree import named, values
 from budwood.studies.api import run
+from budwood.train.evaluate import Evaluation
 from tests.cases import write_model
 
 
@@ -440,3 +441,14 @@ def test_python_use(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_scores_are_kept(pair: Pair) -> None:
     scores = Scores(pair.read, pair.cfg, pair.task.rows("test"))
     assert scores.of([]) is scores.of([])
+
+
+def test_a_temperature_without_a_best_is_not_told() -> None:
+    """Rows that are all answered right fit the better the colder, without end: the end of the search is no answer."""
+    logits_NK = np.array([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]])
+    rows = tuple(Row(id=str(i), text="a", label=label) for i, label in enumerate((0, 1, 0)))
+    right, wrong = (Evaluation({}, {}, logits_NK=x) for x in (logits_NK, logits_NK[[0, 1, 1]]))
+    heat, why = temperature_from(right, rows)
+    assert heat is None and why.startswith("3 of the 3 rows it is fitted on are answered right")
+    heat, why = temperature_from(wrong, rows)
+    assert heat is not None and 0.05 < heat < 20 and not why

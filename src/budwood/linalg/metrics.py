@@ -12,6 +12,8 @@ import numpy as np
 
 from budwood.linalg.ranking import pearson_by_row, spearman_by_row
 
+HEATS = (0.05, 20.0)  # temperatures that are looked at
+
 
 def accuracy(predicted_N: np.ndarray, gold_N: np.ndarray) -> float:
     """Share of equal entries; 0 for no examples.
@@ -89,7 +91,8 @@ def ece(prob_NK: np.ndarray, gold_N: np.ndarray, bins: int = 15) -> float:
 def temperature(logits_NK: np.ndarray, gold_N: np.ndarray) -> float:
     """The number by which logits are divided so that their mean log-probability of the right class is highest.
 
-    Between 0.05 and 20, by golden-section search over its logarithm; 1 for no examples.
+    Within HEATS, by golden-section search over its logarithm; 1 for no examples. An end of HEATS means that there is
+    no best one: where every row is answered right, the colder the better without end.
 
     >>> round(temperature(np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [4.0, 0.0]]), np.array([0, 0, 0, 1])), 2)
     3.64
@@ -105,7 +108,7 @@ def temperature(logits_NK: np.ndarray, gold_N: np.ndarray) -> float:
         right_N = scaled_NK[np.arange(len(gold_N)), gold_N]
         return float((np.log(np.exp(scaled_NK).sum(axis=1)) - right_N).mean())
 
-    low, high, ratio = float(np.log(0.05)), float(np.log(20.0)), (5**0.5 - 1) / 2
+    low, high, ratio = float(np.log(HEATS[0])), float(np.log(HEATS[1])), (5**0.5 - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     for _ in range(60):
         if cost(a) <= cost(b):

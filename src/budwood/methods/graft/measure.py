@@ -55,21 +55,28 @@ def recovered(score: float, base: float, tuned: float) -> float | None:
     return None if abs(gain) < 1e-12 else round((score - base) / gain, 12)
 
 
-def temperature_from(pair: Pair, found: Evaluation, rows: Sequence[Row]) -> float:
-    """The temperature that fits the logits of rows that are not reported."""
-    if found.logits_NK is None or pair.task.kind != "label":
-        return 1.0
-    return measure.temperature(found.logits_NK, np.array([int(r.label) for r in rows]))  # type: ignore[arg-type]
+def temperature_from(found: Evaluation, rows: Sequence[Row]) -> tuple[float | None, str]:
+    """The temperature that fits the logits of rows that are not reported; without one that fits best, None and why."""
+    gold_N = np.array([int(r.label) for r in rows])  # type: ignore[arg-type]
+    logits_NK = np.asarray(found.logits_NK)
+    heat = measure.temperature(logits_NK, gold_N)
+    if measure.HEATS[0] * 1.01 < heat < measure.HEATS[1] / 1.01:
+        return heat, ""
+    right = int((logits_NK.argmax(axis=1) == gold_N).sum())
+    return None, f"{right} of the {len(gold_N)} rows it is fitted on are answered right, so no temperature fits best"
 
 
 def summary(pair: Pair, test: Evaluation, selection: Evaluation | None, rows: Sequence[Row]) -> dict[str, Any]:
-    """Score, loss and calibration error, raw and at the temperature fitted on the selection rows."""
+    """Score, loss and calibration error, raw and at the temperature fitted on the selection rows where one fits."""
     out = {"score": test.metrics["score"], "loss": test.metrics.get("loss"), "ece": test.metrics.get("ece")}
-    if test.logits_NK is not None and pair.task.kind == "label" and selection is not None:
-        heat = temperature_from(pair, selection, rows)
+    if pair.task.kind != "label" or not rows or selection is None:
+        return out
+    if test.logits_NK is not None and selection.logits_NK is not None:
+        heat, why = temperature_from(selection, rows)
         gold_N = np.array([pair.task.labels.index(x) for x in test.records["label"]])
-        out["temperature"] = heat
-        out["ece_scaled"] = measure.ece(softmax(test.logits_NK / heat), gold_N)
+        scaled = None if heat is None else measure.ece(softmax(test.logits_NK / heat), gold_N)
+        out |= {"temperature": heat, "ece_scaled": scaled, "temperature_rows": len(rows)}
+        out |= {"temperature_why": why} if why else {}
     return out
 
 
