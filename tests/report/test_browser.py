@@ -145,7 +145,7 @@ def test_a_click_on_a_probe_cell(tab: Tab, runs: dict[str, Path]) -> None:
     assert float(value) == pytest.approx(cell["score"] - first["score"])
     page.locator(".panel .cross").click()
     page.wait_for_selector(".answer .note")
-    assert "layer.2 alone" in page.locator(".answer .note").inner_text()
+    assert "layer 3 alone" in page.locator(".answer .note").inner_text()
 
 
 def test_a_query_shows_the_rows_of_the_matrix(tab: Tab, runs: dict[str, Path]) -> None:
@@ -193,9 +193,9 @@ def test_the_slider_tells_what_each_rule_recovers(tab: Tab, runs: dict[str, Path
 
 def test_points_bars_and_tables(tab: Tab, runs: dict[str, Path]) -> None:
     page = tab.go("view=forgetting")
-    page.locator("[data-mark='point-2']").click()
+    page.locator("[data-mark='point-2'] .tile").click()
     page.wait_for_selector(".panel table")
-    assert "EWC 10" in page.locator(".panel h3").inner_text()
+    assert "EWC strength 10" in page.locator(".panel h3").inner_text()
     page = tab.go("view=quality&run=lds")
     results = json.loads((runs["lds"] / "metrics.json").read_text())["results"]
     shown = page.locator("figure").first.locator("[data-mark^=bar]").evaluate_all("xs => xs.map(x => +x.dataset.value)")
@@ -203,6 +203,55 @@ def test_points_bars_and_tables(tab: Tab, runs: dict[str, Path]) -> None:
     page.locator("figure").first.get_by_role("button", name="Table").click()
     cells = page.locator("figure").first.locator(".behind td .num").evaluate_all("xs => xs.map(x => +x.dataset.value)")
     assert cells == [r[k] for r in results for k in ("lds", "low", "high")]
+
+
+BESIDE = """() => [...document.querySelectorAll('figure [data-rule]')].map((t) => {
+  const all = [...t.closest('svg').querySelectorAll('line[data-value]')];
+  const lines = all.map((x) => x.getBoundingClientRect());
+  const b = t.getBoundingClientRect();
+  const own = lines[all.findIndex((x) => x.dataset.value === t.dataset.rule)];
+  const crossed = lines.filter((l) => l !== own && l.left > b.left + 1 && l.left < b.right - 1 && l.top < b.bottom - 2);
+  return { name: t.textContent, gap: Math.min(Math.abs(own.left - b.right), Math.abs(own.left - b.left)),
+    reaches: own.top <= b.bottom && own.bottom > b.bottom,
+    crossed: crossed.length, inside: b.right <= t.closest('svg').getBoundingClientRect().right + 1 };
+})"""
+
+
+@pytest.mark.parametrize("width", [1200, 320])
+def test_names_of_lines_stand_at_their_lines(browser: Any, file: str, width: int) -> None:
+    tab = Tab(browser, file, viewport={"width": width, "height": 900})
+    for state in ("view=features", "view=quality&run=lds"):
+        page = tab.go(state)
+        page.wait_for_selector("[data-rule]")
+        found = page.evaluate(BESIDE)
+        assert len(found) == 2 and all(f["gap"] < 9 and f["reaches"] and not f["crossed"] for f in found), found
+        assert all(f["inside"] for f in found), found
+    tab.close()
+
+
+OVERLAPS = """() => [...document.querySelectorAll('figure svg')].flatMap((page) => {
+  const boxes = [...page.querySelectorAll('text')].filter((t) => t.textContent && !t.getAttribute('transform'))
+    .map((t) => [t.textContent, t.getBoundingClientRect()]);
+  return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([, q]) =>
+    p.left < q.right - 1 && q.left < p.right - 1 && p.top < q.bottom - 3 && q.top < p.bottom - 3)
+    .map(([b]) => `${a} | ${b}`));
+})"""
+LOOKS = """() => [...document.querySelectorAll('[data-key]')].map((key) => [...key.children].slice(0, -1).map((c) =>
+  ['stroke-dasharray', 'stroke', 'fill'].map((a) => c.getAttribute(a)).join() + c.tagName
+  + (c.getAttribute('d') || '').replace(/^M[^hl]*/, '')).join())"""
+
+
+@pytest.mark.parametrize("width", [1200, 320])
+def test_no_words_lie_on_others_and_no_two_lines_look_alike(browser: Any, file: str, width: int) -> None:
+    tab = Tab(browser, file, viewport={"width": width, "height": 900})
+    for state in ("view=probe", "view=features", "view=forgetting", "view=quality&run=lds"):
+        page = tab.go(state)
+        page.wait_for_selector("figure svg")
+        assert page.evaluate(OVERLAPS) == [], state
+    page = tab.go("view=probe")
+    looks = page.evaluate(LOOKS)
+    assert len(looks) == 7 and len(set(looks)) == 7, looks
+    tab.close()
 
 
 def test_downloads(tab: Tab, runs: dict[str, Path]) -> None:

@@ -147,7 +147,9 @@ def test_every_view_has_one_claim(whole: dict[str, Any]) -> None:
         said = whole["details"][name]["claim"]
         assert said.endswith(".") and len(said) > 30, name
     assert "layer 3 of tiny-bert: 0.73" in whole["details"]["probe"]["claim"]
-    assert "ekfac predicts retraining best: rank correlation 0.41 (0.36 to 0.46)" in whole["details"]["lds"]["claim"]
+    assert (
+        "ekfac predicts retraining: rank correlation 0.41 (0.36 to 0.46), the best" in whole["details"]["lds"]["claim"]
+    )
     assert "movement" in whole["details"]["graft"]["claim"] and "replay" in whole["details"]["inject"]["claim"]
 
 

@@ -17,7 +17,7 @@ from budwood.store.files import writing
 
 WEB = Path(__file__).parent / "web"
 MODULES = (  # in the order in which they need one another
-    *("dom", "state", "colour", "source", "frame", "axes", "heat", "lines", "bars", "points", "parts"),
+    *("dom", "words", "state", "colour", "source", "frame", "axes", "heat", "lines", "bars", "points", "parts"),
     *("runs", "skill", "probe", "features", "graft", "influence", "forgetting", "quality", "story", "app"),
 )
 IMPORT = re.compile(r'^import (\{.*?\}) from "\./(\w+)\.js";$', re.MULTILINE)

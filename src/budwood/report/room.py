@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from budwood.report.names import base_of, short_model
 from budwood.store.run import FORMAT
 
 if TYPE_CHECKING:
@@ -77,6 +78,22 @@ class Room:
         if told == "running" and not alive(self.path):
             return "stopped"
         return str(told) if told in ("done", "running", "failed") else "broken"
+
+    @property
+    def models(self) -> list[str]:
+        """The models it was made of, by their short names."""
+        listed = self.manifest.get("models") or self.metrics.get("models")
+        return [self.model_name(x) for x in listed] if isinstance(listed, list) else []
+
+    def model_name(self, text: Any) -> str:
+        """A model of this run by its short name."""
+        parents = self.manifest.get("parents")
+        return short_model(str(text), [p for p in parents if isinstance(p, str)] if isinstance(parents, list) else [])
+
+    @cached_property
+    def base(self) -> Path:
+        """The folder that paths on the page are told from."""
+        return base_of(self.path.resolve())
 
     def file(self, *parts: str) -> Path | None:
         """A file of the run, or None where it is missing or a link leads out of `root`."""

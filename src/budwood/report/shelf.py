@@ -15,6 +15,7 @@ from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.tables import detail, entry, full, plain
 from budwood.report.texts import Texts
+from budwood.report.views.words import glossary
 from budwood.store.files import digest
 from budwood.store.index import directories
 
@@ -53,7 +54,8 @@ class Shelf:
     def index(self) -> dict[str, Any]:
         """What the page asks for first."""
         runs = self.refresh()
-        return {"budwood": version("budwood"), "runs": runs, "story": None, "left_out": [], "stamp": self.stamp()}
+        told = {"budwood": version("budwood"), "words": glossary(), "runs": runs, "story": None, "left_out": []}
+        return {**told, "stamp": self.stamp()}
 
     def stamp(self) -> str:
         """Changes whenever a run does."""

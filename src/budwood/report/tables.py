@@ -12,8 +12,10 @@ from typing import Any
 
 from budwood.errors import BudwoodError
 from budwood.report.limits import PAGE_BYTES, STEPS, Limits
+from budwood.report.names import cleaned
 from budwood.report.room import Room
 from budwood.report.texts import Texts
+from budwood.report.views.words import glossary
 
 # the first word of a verb: (view, module that gathers it)
 VIEWS = {
@@ -44,14 +46,16 @@ def entry(room: Room, key: str) -> dict[str, Any]:
     m, manifest = room.metrics, room.manifest
     view, _ = VIEWS.get(room.verb.split(" ")[0], ("runs", ""))
     seed = m.get("seed", _settings(room).get("seed"))
-    return plain(
+    return public_of(
+        room,
         {
             "key": key,
-            "name": room.path.name,
+            "name": room.path.resolve().name,
+            "place": str(room.path.resolve()),
             "verb": room.verb,
             "view": view,
             "task": room.task,
-            "models": [str(x) for x in manifest.get("models") or m.get("models") or []],
+            "models": room.models,
             "seed": seed,
             "status": room.status,
             "problems": [*room.problems, *([f"failed: {manifest['error']}"] if manifest.get("error") else [])],
@@ -62,7 +66,7 @@ def entry(room: Room, key: str) -> dict[str, Any]:
             "started": manifest.get("started"),
             "seconds": room.cost.get("seconds"),
             "peak_rss_mb": room.cost.get("peak_rss_mb"),
-        }
+        },
     )
 
 
@@ -70,19 +74,37 @@ def full(room: Room, key: str) -> dict[str, Any]:
     """Everything the list can show of a run: settings, numbers, cost, command."""
     command = room.manifest.get("command")
     flat = {k: v for k, v in room.metrics.items() if isinstance(v, int | float | str) and not isinstance(v, bool)}
-    return plain(
+    return public_of(
+        room,
         {
             **entry(room, key),
             "settings": _settings(room),
             "numbers": flat,
             "phases": room.cost.get("phase_seconds") or {},
-            "command": [str(w) for w in command] if isinstance(command, list) else [],
-            "path": str(room.path),
+            "command": _command(command) if isinstance(command, list) else [],
             "notes": room.metrics.get("notes") or room.manifest.get("notes") or {},
             "versions": room.manifest.get("versions") or {},
             "parents": room.manifest.get("parents") or [],
             "finished": room.manifest.get("finished"),
-        }
+        },
+    )
+
+
+def public_of(room: Room, value: Any) -> Any:
+    """A value of a run that JSON can hold and that names no place of this machine."""
+    return cleaned(plain(value), room.base)
+
+
+def _command(words: list[Any]) -> list[str]:
+    """The words that make a run again: the program by the name that people type.
+
+    >>> _command(["/usr/lib/python3/budwood/__main__.py", "demo"])
+    ['budwood', 'demo']
+    """
+    return (
+        ["budwood", *map(str, words[1:])]
+        if Path(str(words[0])).name in ("__main__.py", "budwood")
+        else [*map(str, words)]
     )
 
 
@@ -96,11 +118,15 @@ def detail(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
         return {"view": view, "claim": "", "problem": f"The run is {room.status}: there is nothing to draw yet."}
     try:
         gather = importlib.import_module(f"budwood.report.views.{name}").gather
-        return {"view": view, **plain(gather(room, texts, limits))}
+        return {"view": view, **public_of(room, gather(room, texts, limits))}
     except (BudwoodError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
         about = f"{Path(e.filename).name}: {e.strerror}" if isinstance(e, OSError) and e.filename else str(e)
         about = about if isinstance(e, BudwoodError | OSError) else f"{type(e).__name__}: {e}"
-        return {"view": view, "claim": "", "problem": f"Its files do not hold what this view needs: {about}"}
+        return {
+            "view": view,
+            "claim": "",
+            "problem": public_of(room, f"Its files do not hold what this view needs: {about}"),
+        }
 
 
 def _settings(room: Room) -> dict[str, Any]:
@@ -132,6 +158,7 @@ def payload(rooms: Sequence[Room], story: Story | None = None, most: int = PAGE_
         keys = keys_of(rooms)
         value = {
             "budwood": version("budwood"),
+            "words": glossary(),
             "runs": [full(r, k) for r, k in zip(rooms, keys)],
             "details": {k: detail(r, texts, limits) for r, k in zip(rooms, keys)},
             "texts": texts.kept,

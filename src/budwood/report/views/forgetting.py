@@ -61,4 +61,4 @@ def claim(room: Room, cells: list[dict[str, Any]]) -> str:
 
 
 def _name(way: dict[str, Any]) -> str:
-    return str(way["retain"]) if way.get("strength") is None else f"{way['retain']} {way['strength']:g}"
+    return str(way["retain"]) if way.get("strength") is None else f"{way['retain']} at strength {way['strength']:g}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.texts import Texts
+from budwood.report.views.chance import recovery
 from budwood.report.views.mass import matrices
-from budwood.report.views.words import number, percent
+from budwood.report.views.words import number, percent, points
 
 KEYS = ("metric", "select", "size", "fraction", "graftable", "base", "tuned", "graft", "recovered", "bytes", "curve")
 
@@ -19,18 +21,29 @@ def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
     return {
         "claim": claim(room),
         **{k: m.get(k) for k in (*KEYS, "agreement", "needs", "answer", "n", "ood", "off_task")},
+        "recovery": recovery(m),
+        "file": Path(m["file"]).name if isinstance(m.get("file"), str) else None,
         "map": room.csv("figures", "map.csv"),
-        "matrices": matrices(m),
+        "matrices": matrices(room),
     }
 
 
 def claim(room: Room) -> str:
-    """How few weights carry how much of the gain, and where plain rules stand."""
+    """How few weights carry how much of the gain, where plain rules stand; of a gain that chance may make, no share."""
     m = room.metrics
     if m.get("fraction") is None:
         return f"This run of {room.verb} holds no single graft; its tables are below."
-    said = f"{number(m.get('size'))} weights ({percent(m['fraction'])} of {number(m.get('graftable'))}) recover "
-    said += f"{percent(m.get('recovered'))} of what tuning on {room.task} gained"
+    few = f"{number(m.get('size'))} weights ({percent(m['fraction'])} of {number(m.get('graftable'))})"
+    sure = recovery(m)
+    if sure is not None and not sure["clear"]:
+        return (
+            f"Tuning on {room.task} changed the score by {points(sure['gain'])} ({sure['rows']:+,} of {number(m['n'])} "
+            f"rows), and chance alone may make {points(sure['chance'], False)}: too little to say what share {few} "
+            f"bring back. Base {number(m['base']['score'])}, tuned {number(m['tuned']['score'])}, with the graft "
+            f"{number(m['graft']['score'])}."
+        )
+    said = f"{few} recover {percent(m.get('recovered'))} of what tuning on {room.task} gained"
+    said += f" (95 % interval {percent(sure['low'], 2)} to {percent(sure['high'], 2)})" if sure else ""
     same = [
         r
         for r in m.get("curve") or []

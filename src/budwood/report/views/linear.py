@@ -7,7 +7,8 @@ from typing import Any
 from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.texts import Texts
-from budwood.report.views.words import number
+from budwood.report.views.chance import apart, ranged
+from budwood.report.views.words import BASELINES, number
 
 
 def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
@@ -23,13 +24,22 @@ def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
 
 
 def claim(room: Room, results: list[dict[str, Any]]) -> str:
-    """The best frozen feature, and what the prompt adds to the plain state."""
+    """The run's own score, the best feature beside it, and what needs no model."""
     scored = [r for r in results if isinstance(r.get("test"), int | float)]
     if not scored:
         return "This run has no feature to show yet."
-    best = max(scored, key=lambda r: r["test"])
-    prompt = "with the prompt" if best.get("prompt") else "without a prompt"
-    said = f"Frozen {best['features']} {prompt} already reaches {number(best['test'])} on {room.task}"
+    first, best = scored[0], max(scored, key=lambda r: r["test"])  # a run's score is that of the first
+    said = f"Frozen {_called(first)} already reaches {ranged({**first, 'score': first['test']})} on {room.task}"
+    if best is not first:
+        clear = apart({**first, "score": first["test"]}, {**best, "score": best["test"]}, room.metrics.get("n"))
+        beside = " (not told apart from it)" if clear is False else ""
+        said += f"; the best of {len(scored)}, {_called(best)}, has {number(best['test'])}{beside}"
     lines = room.metrics.get("baselines") or {}
-    beside = [f"{number(v)} for {k.replace('_', ' ')}" for k, v in lines.items() if isinstance(v, int | float)]
-    return said + (f"; {', '.join(beside)}." if beside else ".")
+    plain = [
+        f"{BASELINES.get(k, k.replace('_', ' '))} {number(v)}" for k, v in lines.items() if isinstance(v, int | float)
+    ]
+    return said + (f". Beside it: {', '.join(plain)}." if plain else ".")
+
+
+def _called(row: dict[str, Any]) -> str:
+    return f"{row['features']} {'with the prompt' if row.get('prompt') else 'without a prompt'}"

@@ -7,7 +7,8 @@ from typing import Any
 from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.texts import Texts, rows_of
-from budwood.report.views.words import LOWER_IS_BETTER, number
+from budwood.report.views.chance import apart, half, ranged
+from budwood.report.views.words import LOWER_IS_BETTER, layer_name, listed, number
 
 KEYS = ("layer", "score", "low", "high", "selectivity", "control", "compression", "mdl", "n", "sd")
 
@@ -15,7 +16,7 @@ KEYS = ("layer", "score", "low", "high", "selectivity", "control", "compression"
 def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
     """Models x layers, baselines, and examples that a layer is the first to solve."""
     m = room.metrics
-    models = [_model(r) for r in m.get("results") or []]
+    models = [_model(room, r) for r in m.get("results") or []]
     return {
         "claim": claim(room, models),
         "metric": m.get("metric"),
@@ -26,29 +27,53 @@ def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _model(result: dict[str, Any]) -> dict[str, Any]:
+def _model(room: Room, result: dict[str, Any]) -> dict[str, Any]:
     layers = [{k: layer[k] for k in KEYS if k in layer} for layer in result.get("layers") or []]
-    told: dict[str, Any] = {"model": str(result.get("model", "?")), "layers": layers}
+    told: dict[str, Any] = {"model": room.model_name(result.get("model", "?")), "layers": layers}
     return told | {k: result[k] for k in ("best_layer", "head_score", "centre_of_gravity") if k in result}
 
 
 def claim(room: Room, models: list[dict[str, Any]]) -> str:
-    """Where the skill is most legible, how far above the trivial answer, and against the layer below it."""
+    """Where the skill is most legible, as far as the intervals let it be said."""
     if not models or not models[0]["layers"]:
         return "This probe run has no layers to show yet."
-    first = models[0]
-    by_layer = {x["layer"]: x for x in first["layers"]}
-    best = by_layer.get(first.get("best_layer")) or max(first["layers"], key=lambda x: x.get("score") or 0)
-    said = f"{room.task} is most legible in layer {best['layer']} of {first['model']}: {number(best.get('score'))}"
-    majority = (room.metrics.get("baselines") or {}).get("majority")
-    if majority is not None:
-        said += f", against {number(majority)} for always giving the commonest answer"
-    if 0 in by_layer and best["layer"] != 0:
-        said += f" and {number(by_layer[0].get('score'))} at the embeddings"
-    for other in models[1:2]:
-        top = max(other["layers"], key=lambda x: x.get("score") or 0, default=None)
-        said += f"; in {other['model']} layer {top['layer']} reaches {number(top.get('score'))}" if top else ""
-    return said + "."
+    lines = room.metrics.get("baselines") or {}
+    n, down = room.metrics.get("n"), room.metrics.get("metric") in LOWER_IS_BETTER
+    said = [standing(m, lines.get("majority"), room.task, n, down) for m in models[:2]]
+    words = lines.get("bag_of_words")
+    beside = f" Counting words alone reaches {number(words)}." if isinstance(words, int | float) else ""
+    return " ".join(said) + beside
+
+
+def standing(model: dict[str, Any], majority: Any, task: str, n: Any, down: bool = False) -> str:
+    """One sentence on a model: its highest layer, and whether that is above the trivial answer and other layers."""
+    scored = [x for x in model["layers"] if isinstance(x.get("score"), int | float)]
+    if not scored:
+        return f"{model['model']} has no scores."
+    pick = min if down else max
+    best = next((x for x in scored if x["layer"] == model.get("best_layer")), None) or pick(
+        scored, key=lambda x: x["score"]
+    )
+    plain = isinstance(majority, int | float)
+    wide = half(best, n)
+    if plain and wide is not None and (-1 if down else 1) * (best["score"] - majority) <= wide:
+        return (
+            f"No layer of {model['model']} reads {task} clearly better than always naming the commonest label "
+            f"({number(majority)}): the best, {layer_name(best['layer'])}, has {ranged(best)}."
+        )
+    close = [x for x in scored if x is not best and apart(x, best, n) is False]
+    against = f", against {number(majority)} for always naming the commonest label" if plain else ""
+    if close and len(close) == len(scored) - 1:
+        return (
+            f"No layer of {model['model']} is clearly ahead of the others in reading {task}: the best, "
+            f"{layer_name(best['layer'])}, has {ranged(best)}{against}."
+        )
+    said = f"{task} is most legible in {layer_name(best['layer'])} of {model['model']}: {ranged(best)}{against}"
+    first = next((x for x in scored if x["layer"] == 0), None)
+    if first is not None and first is not best and first not in close:
+        said += f" and {number(first['score'])} at the embeddings"
+    names = listed([layer_name(x["layer"]) for x in close])
+    return said + (f"; {names} {'is' if len(close) == 1 else 'are'} not told apart from it." if close else ".")
 
 
 def first_solved(room: Room, texts: Texts, most: int) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from math import hypot
 from typing import Any
 
 from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.texts import Texts
+from budwood.report.views.chance import auc_half, ranged
 from budwood.report.views.words import number
 
 KEYS = ("results", "ceiling", "random", "subsets", "seeds", "planted", "targets", "retrains", "diverged")
-MEASURES = (("lds", "predicts retraining best: rank correlation"), ("auc", "finds planted mislabels best: AUC"))
+MEASURES = (("lds", "predicts retraining: rank correlation"), ("auc", "finds planted wrong labels: AUC"))
 LINES = (("ceiling", "ceiling"), ("random", "chance"))
 
 
@@ -33,12 +35,13 @@ def claim(room: Room) -> str:
     m = room.metrics
     results = [r for r in m.get("results") or [] if isinstance(r, dict)]
     for key, words in MEASURES:
-        scored = [r for r in results if isinstance(r.get(key), int | float)]
+        scored = [{**r, "score": r[key]} for r in results if isinstance(r.get(key), int | float)]
         if scored:
-            best = max(scored, key=lambda r: r[key])
-            low, high = best.get("low"), best.get("high")
-            said = f"{best['scores']} {words} {number(best[key])}"
-            said += f" ({number(low)} to {number(high)})" if low is not None and high is not None else ""
+            first, best = scored[0], max(scored, key=lambda r: r[key])  # a run's score is that of the first
+            said = f"{first['scores']} {words} {ranged(first)}" + (", the best" if first is best and scored[1:] else "")
+            if first is not best:
+                said += f"; the best of {len(scored)}, {best['scores']}, has {ranged(best)}"
+                said += " (not told apart from it)" if key == "auc" and not far(m, first["auc"], best["auc"]) else ""
             beside = [f"{w} {number(m[k])}" for k, w in LINES if isinstance(m.get(k), int | float)]
             return said + (f"; {', '.join(beside)}." if beside else ".")
     flipped = [r for r in results if isinstance(r.get("flipped"), int | float)]
@@ -49,3 +52,11 @@ def claim(room: Room) -> str:
     if not results and isinstance(m.get("ceiling"), int | float):
         return f"Models were retrained, and no scores are checked yet; their ceiling is {number(m['ceiling'])}."
     return "No model has been retrained yet." if not results else f"{len(results)} scores were checked."
+
+
+def far(metrics: dict[str, Any], a: float, b: float) -> bool:
+    """Whether two AUC of the same rows differ by more than chance may make them; counted as independent."""
+    wrong, n = metrics.get("planted"), metrics.get("n")
+    if not isinstance(wrong, int) or not isinstance(n, int) or not 0 < wrong < n:
+        return True
+    return abs(a - b) > hypot(auc_half(a, wrong, n - wrong), auc_half(b, wrong, n - wrong))

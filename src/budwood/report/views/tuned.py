@@ -7,7 +7,7 @@ from typing import Any
 from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.texts import Texts, rows_of
-from budwood.report.views.words import number
+from budwood.report.views.words import LOWER_IS_BETTER, metric_name, number
 
 PLAIN = ("majority", "mse_of_mean", "zero_shot")
 
@@ -33,8 +33,9 @@ def claim(room: Room) -> str:
     m = room.metrics
     if m.get("score") is None:
         return f"This run of {room.verb} has no score."
-    model = " ".join(m.get("models", [])) or "The model"
-    said = f"{model} scores {number(m['score'])} ({m.get('metric')}) on {number(m.get('n'))} rows of {room.task}"
+    model = " and ".join(room.models) or "The model"
+    metric = metric_name(m.get("metric")) + (", lower is better" if m.get("metric") in LOWER_IS_BETTER else "")
+    said = f"{model} scores {number(m['score'])} ({metric}) on {number(m.get('n'))} rows of {room.task}"
     beside = []
     if m.get("zero_shot") is not None:
         beside.append(f"{number(m['zero_shot'])} before training")

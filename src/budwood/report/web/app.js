@@ -4,6 +4,7 @@ import { el, put } from "./dom.js";
 import { address, readState } from "./state.js";
 import { theme } from "./colour.js";
 import { openSource } from "./source.js";
+import { setWords } from "./words.js";
 import { redrawAll } from "./frame.js";
 import { runsView } from "./runs.js";
 import { skillView } from "./skill.js";
@@ -56,6 +57,7 @@ async function start() {
   const source = openSource();
   let data;
   try { data = await source.index(); } catch (e) { put(app, el("p", { class: "trouble" }, `The runs cannot be read: ${e.message}`)); return; }
+  setWords(data.words);
   const ctx = { source, runs: data.runs, story: data.story, stamp: data.stamp };
   const views = ALL.filter((v) => v.id !== "story" || ctx.story);
   const used = new Set(["story", "runs", ...ctx.runs.map((r) => r.view)]);

@@ -6,11 +6,13 @@ import { label, scale, ticks } from "./axes.js";
 import { clip } from "./heat.js";
 import { board } from "./frame.js";
 
+const ROW = 14; // pixels that a rule's name takes
+
 /** `spec`: items [{name, value, low, high, colour, soft, tell}], rules [{x, name}], unit, domain, pick(i), name. */
 export function bars(width, spec, say) {
   const tall = 28;
   const rules = (spec.rules || []).filter((r) => typeof r.x === "number");
-  const top = rules.length ? 14 + 14 * Math.min(rules.length, 3) : 10;
+  const top = rules.length ? 12 + ROW * rules.length : 10;
   const high = top + tall * spec.items.length + 40;
   const page = board(width, high, spec.name);
   const long = Math.max(4, ...spec.items.map((i) => i.name.length));
@@ -43,11 +45,27 @@ export function bars(width, spec, say) {
     page.append(g);
     return g;
   });
-  rules.forEach((rule, i) => {
-    page.append(svg("line", { x1: x(rule.x), x2: x(rule.x), y1: top - 4, y2: high - 36, stroke: ink, "stroke-dasharray": "4 3", "data-value": rule.x }));
-    const end = x(rule.x) > width * 0.6;
-    page.append(label(x(rule.x) + (end ? -5 : 5), 8 + (i % 3) * 14, `${rule.name} ${fmt(rule.x)}`, { "text-anchor": end ? "end" : "start", "font-size": 11 }));
-  });
+  for (const { rule, row, text, end } of ruleRows(rules, x, width)) {
+    const y = top - 8 - ROW * row;
+    page.append(svg("line", { x1: x(rule.x), x2: x(rule.x), y1: y - 5, y2: high - 36, stroke: ink, "stroke-dasharray": "4 3", "data-value": rule.x }));
+    page.append(label(x(rule.x) + (end ? -5 : 5), y, text, { "text-anchor": end ? "end" : "start", "font-size": 11, "data-rule": rule.x }));
+  }
   roving(nodes, (key, i) => ({ ArrowDown: i + 1, ArrowUp: i - 1, Home: 0, End: nodes.length - 1 })[key]);
   return page;
+}
+
+/** A row of its own for every rule's name, counted up from the bars, so that each stands at the end of its line and none is crossed by another's. */
+function ruleRows(rules, x, width) {
+  const left = rules.map((rule) => {
+    const text = `${rule.name} ${fmt(rule.x)}`;
+    const [at, long] = [x(rule.x), 6.4 * text.length + 8];
+    const end = at + long > width && at > width / 2;
+    return { rule, text, end, at, from: end ? at - long : at, to: end ? at : at + long };
+  });
+  const crossed = (one) => left.filter((o) => o !== one && o.at >= one.from && o.at <= one.to).length;
+  return rules.map((_, row) => {
+    const next = left.reduce((best, one) => (crossed(one) < crossed(best) ? one : best));
+    left.splice(left.indexOf(next), 1);
+    return { ...next, row };
+  });
 }

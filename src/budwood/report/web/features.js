@@ -5,22 +5,22 @@ import { bars } from "./bars.js";
 import { heat } from "./heat.js";
 import { figure, table } from "./frame.js";
 import { caveats, overRuns } from "./parts.js";
+import { metricName, metricTitle } from "./words.js";
 
-const NAMES = { bag_of_words: "bag of words", fine_tuned: "fine-tuned", finetuned: "fine-tuned", majority: "commonest label", random_encoder: "random encoder", zero_shot: "label words, no training" };
 const promptName = (p) => (p === true ? "prompt" : !p || p === "none" ? "no prompt" : String(p));
 
 function flatLines(baselines) {
-  return Object.entries(baselines).map(([k, v]) => [NAMES[k] || k.replaceAll("_", " "), typeof v === "number" ? v : v && typeof v === "object" ? v.test ?? v.score : null]).filter(([, v]) => typeof v === "number");
+  return Object.entries(baselines).map(([k, v]) => [metricName(k), typeof v === "number" ? v : v && typeof v === "object" ? v.test ?? v.score : null]).filter(([, v]) => typeof v === "number");
 }
 
 function barsSpec(d, run) {
   const prompts = [...new Set(d.results.map((r) => promptName(r.prompt)))];
-  const items = d.results.map((r) => ({ name: `${r.features} · ${promptName(r.prompt)}`, value: r.test, colour: prompts.indexOf(promptName(r.prompt)), tell: `${r.features}, ${promptName(r.prompt)}: test ${fmt(r.test)}, train ${fmt(r.train)}, ${fmt(r.dims)} dimensions, C ${fmt(r.C)}` }));
+  const items = d.results.map((r) => ({ name: `${r.features} · ${promptName(r.prompt)}`, value: r.test, low: r.low, high: r.high, colour: prompts.indexOf(promptName(r.prompt)), tell: `${r.features}, ${promptName(r.prompt)}: test ${fmt(r.test)}, train ${fmt(r.train)}, ${fmt(r.dims)} dimensions, C ${fmt(r.C)}` }));
   const rules = flatLines(d.baselines).map(([name, x]) => ({ name, x }));
   return {
-    name: `${run.name}-features`, title: `Test ${d.metric || "score"} of a linear classifier on frozen features`, height: 60 + 28 * items.length, hint: "Point at a bar for its training score and size.",
-    draw: (w, say) => bars(w, { items, rules, unit: d.metric || "score", domain: [0, 1], name: "Frozen features" }, say),
-    table: { columns: ["features", "prompt", "train", "test", "dims", "C"].map((key) => ({ key, label: key })), rows: d.results.map((r) => ({ ...r, prompt: promptName(r.prompt) })) },
+    name: `${run.name}-features`, title: `Test ${metricName(d.metric)} of a linear classifier on frozen features`, height: 60 + 28 * items.length + 14 * rules.length, hint: "Point at a bar for its training score and size.",
+    draw: (w, say) => bars(w, { items, rules, unit: metricTitle(d.metric), domain: [0, 1], name: "Frozen features" }, say),
+    table: { columns: ["features", "prompt", "train", "test", "low", "high", "dims", "C"].filter((k) => d.results.some((r) => r[k] !== undefined)).map((key) => ({ key, label: { dims: "dimensions", C: "C (1 / penalty)" }[key] || key })), rows: d.results.map((r) => ({ ...r, prompt: promptName(r.prompt) })) },
   };
 }
 
@@ -52,7 +52,7 @@ export const featuresView = {
       const prompts = new Set(d.results.map((r) => promptName(r.prompt)));
       const lines = flatLines(d.baselines);
       add(body, figure(barsSpec(d, run)), prompts.size > 1 ? figure(gridSpec(d, run)) : null,
-        lines.length ? el("h3", null, "Lines to read it against") : "", lines.length ? table({ columns: [{ key: "name", label: "what" }, { key: "value", label: d.metric || "score" }], rows: lines.map(([name, value]) => ({ name, value })) }) : "",
+        lines.length ? el("h3", null, "Lines to read it against") : "", lines.length ? table({ columns: [{ key: "name", label: "what" }, { key: "value", label: metricName(d.metric) }], rows: lines.map(([name, value]) => ({ name, value })) }) : "",
         caveats("f is the state the model would predict from; Φp and subset are what its words' probabilities say of it; p is the whole distribution. Each is given to the same regularised logistic regression.", "C is chosen on rows of the training split."));
     },
   }),

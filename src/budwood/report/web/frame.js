@@ -71,14 +71,14 @@ export function table(spec) {
       el("td", { class: numeric(c.key) ? "n" : null }, typeof r[c.key] === "number" ? num(r[c.key]) : fmt(r[c.key]))))))));
 }
 
-/** Rows as CSV; cells that a spreadsheet would take for a formula are quoted away. */
+/** Rows as CSV, under the names that files have (`raw`) where a column keeps one; cells that a spreadsheet would take for a formula are quoted away. */
 export function csv(spec) {
   const cell = (v) => {
     let text = v === null || v === undefined ? "" : String(v);
     if (typeof v === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  return [spec.columns.map((c) => cell(c.label)), ...spec.rows.map((r) => spec.columns.map((c) => cell(r[c.key])))].map((r) => r.join(",")).join("\n") + "\n";
+  return [spec.columns.map((c) => cell(c.raw ?? c.label)), ...spec.rows.map((r) => spec.columns.map((c) => cell(r[c.key])))].map((r) => r.join(",")).join("\n") + "\n";
 }
 
 /** Hand a file to the person. */

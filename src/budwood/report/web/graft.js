@@ -7,6 +7,7 @@ import { heat } from "./heat.js";
 import { lines } from "./lines.js";
 import { figure, table } from "./frame.js";
 import { caveats, choice, crossLink, facts, overRuns } from "./parts.js";
+import { blockName, metricName } from "./words.js";
 
 const byNumber = (a, b) => String(a).localeCompare(String(b), "en", { numeric: true });
 
@@ -23,10 +24,10 @@ function mapSpec(d, run, what, mass) {
   return {
     name: `${run.name}-map`, title: log ? "Share of each tensor that is in the graft" : "Where the graft's weights lie", height: 70 + 34 * layers.length,
     note: log ? "Logarithmic colours." : `Share of the graft in percent.${mass ? " Grey bars: Fisher information by layer." : ""}`,
-    draw: (w, say) => heat(w, { rows: layers.map((l) => (/^\d+$/.test(l) ? `layer ${l}` : l)), columns: modules, value, text: (v) => (log ? pct(10 ** v).replace(" %", "") : fmt(Number((100 * v).toPrecision(2)))),
-      tell: (r, c) => { const x = find(r, c); return x ? `layer ${layers[r]}, ${modules[c]}: ${fmt(x.weights)} weights, ${pct(x.share)} of the graft, ${pct(x.density)} of the tensor` : `layer ${layers[r]}, ${modules[c]}: none`; },
+    draw: (w, say) => heat(w, { rows: layers.map(blockName), columns: modules, value, text: (v) => (log ? pct(10 ** v).replace(" %", "") : fmt(Number((100 * v).toPrecision(2)))),
+      tell: (r, c) => { const x = find(r, c); return x ? `${blockName(layers[r])}, ${modules[c]}: ${fmt(x.weights)} weights, ${pct(x.share)} of the graft, ${pct(x.density)} of the tensor` : `${blockName(layers[r])}, ${modules[c]}: none`; },
       range: [log ? low - 0.4 : 0, Math.max(...all)], side, least: 40, name: "Graft by layer and module" }, say),
-    table: { columns: Object.keys(d.map[0]).map((key) => ({ key, label: key })), rows: d.map },
+    table: { columns: [["layer", "layer"], ["module", "module"], ["weights", "weights"], ["share", "share of the graft"], ["of", "weights of the tensor"], ["density", "share of the tensor"]].map(([key, label]) => ({ key, label })), rows: d.map.map((c) => ({ ...c, layer: blockName(c.layer) })) },
   };
 }
 
@@ -36,7 +37,7 @@ function curveSpec(d, run, fraction) {
   return {
     name: `${run.name}-curve`, title: "How few weights suffice", height: 280, note: "Share of the gain from tuning that comes back, by share of the weights and rule of choosing them.",
     draw: (w, say) => lines(w, { series, at: fraction, pick: (x) => setState({ size: String(x) }), rules: [{ y: 0.95, left: true, text: "95 % of the gain" }], x: { label: "share of the weights", log: true, text: pct }, y: { label: "share of the gain" }, height: 280, name: "Recovery by size" }, say),
-    table: { columns: ["select", "fraction", "size", "score", "recovered", "ece"].filter((k) => d.curve.some((r) => r[k] !== undefined)).map((key) => ({ key, label: key })), rows: d.curve },
+    table: { columns: ["select", "fraction", "size", "score", "recovered", "ece"].filter((k) => d.curve.some((r) => r[k] !== undefined)).map((key) => ({ key, label: { select: "chosen by", size: "weights", score: metricName(d.metric) }[key] || metricName(key), raw: key })), rows: d.curve },
   };
 }
 
@@ -57,14 +58,23 @@ function sizes(d, run, chart) {
   return { node: el("div", { class: "sizes" }, el("label", { class: "control wide" }, el("span", null, "Size"), slider), told), update };
 }
 
+/** Scores and calibration of base, tuned and graft, raw and at a fitted temperature. */
 function states(d, run) {
   const rows = ["base", "tuned", "graft"].filter((k) => d[k]).map((k) => ({ name: k, ...d[k] }));
-  const keys = ["score", "ece", "temperature", "ece_scaled"].filter((k) => rows.some((r) => typeof r[k] === "number"));
+  const columns = [["name", "model"], ["score", metricName(d.metric)], ["ece", "calibration error"], ["temperature", "temperature"], ["ece_scaled", "calibration error at it"]]
+    .filter(([k]) => rows.some((r) => typeof r[k] === "number") || k === "name").map(([key, label]) => ({ key, label }));
+  const reasons = [...new Set(rows.map((r) => r.temperature_why).filter(Boolean))];
+  const why = reasons.map((w) => `${rows.filter((r) => r.temperature_why === w).map((r) => r.name).join(" and ")}: ${w}`);
+  const worse = rows.filter((r) => typeof r.ece_scaled === "number" && r.ece_scaled > r.ece).map((r) => r.name);
+  const fitted = rows.find((r) => r.temperature_rows)?.temperature_rows;
   return [figure({
     name: `${run.name}-calibration`, title: "Calibration before and after", height: 130, note: "Calibration error (ECE): lower is better.",
-    draw: (w, say) => bars(w, { items: rows.map((r, i) => ({ name: r.name, value: r.ece, colour: i })), unit: "calibration error", name: "Calibration error" }, say),
-    table: { columns: [{ key: "name", label: "model" }, ...keys.map((key) => ({ key, label: key.replace("_", " ") }))], rows },
-  }), table({ columns: [{ key: "name", label: "model" }, ...keys.map((key) => ({ key, label: key.replace("_", " ") }))], rows })];
+    draw: (w, say) => bars(w, { items: rows.map((r, i) => ({ name: r.name, value: r.ece, colour: i })), unit: "calibration error (lower is better)", name: "Calibration error" }, say),
+    table: { columns, rows },
+  }), table({ columns, rows }),
+  fitted ? el("p", { class: "note" }, `Temperatures are fitted on ${fmt(fitted)} rows that are not the reported ones.`) : "",
+  why.length ? el("p", { class: "note" }, `No temperature for ${why.join("; ")}.`) : "",
+  worse.length ? el("p", { class: "note" }, `Scaling makes it worse for ${worse.join(" and ")}: the rows that the temperature was fitted on are not like the reported ones.`) : ""];
 }
 
 /** A square matrix with names, e.g. of overlaps. */
@@ -80,7 +90,7 @@ export function matrixFigure(m, run) {
 }
 
 function massFigure(d, run) {
-  const items = Object.entries(d.by_layer).map(([k, v]) => ({ name: k.replace("block.", "layer "), value: v, tell: `${k.replace("block.", "layer ")}: ${fmt(v)}` }));
+  const items = Object.entries(d.by_layer).map(([k, v]) => ({ name: blockName(k), value: v, tell: `${blockName(k)}: ${fmt(v)}` }));
   return figure({
     name: `${run.name}-fisher`, title: "Fisher information by layer", height: 50 + 28 * items.length,
     draw: (w, say) => bars(w, { items, unit: "sum over the layer's weights", name: "Fisher information by layer" }, say),
@@ -96,8 +106,8 @@ function massesFigure(d, run) {
   const all = layers.flatMap((_, r) => names.map((_, c) => value(r, c))).filter((v) => v !== null);
   return figure({
     name: `${run.name}-masses`, title: "Share of the Fisher information by layer", height: 60 + 34 * layers.length,
-    draw: (w, say) => heat(Math.min(w, 140 + 92 * names.length), { rows: layers.map((l) => l.replace("block.", "layer ")), columns: names, value, text: (v) => v.toFixed(3), range: [0, Math.max(...all)], name: "Fisher information by layer and task" }, say),
-    table: { columns: [{ key: "layer", label: "layer" }, ...names.map((n) => ({ key: n, label: n }))], rows: layers.map((l, r) => ({ layer: l, ...Object.fromEntries(names.map((n, c) => [n, value(r, c)])) })) },
+    draw: (w, say) => heat(Math.min(w, 140 + 92 * names.length), { rows: layers.map(blockName), columns: names, value, text: (v) => v.toFixed(3), range: [0, Math.max(...all)], name: "Fisher information by layer and task" }, say),
+    table: { columns: [{ key: "layer", label: "layer" }, ...names.map((n) => ({ key: n, label: n }))], rows: layers.map((l, r) => ({ layer: blockName(l), ...Object.fromEntries(names.map((n, c) => [n, value(r, c)])) })) },
   });
 }
 
@@ -108,7 +118,7 @@ function heavyLayers(map, share = 0.8) {
   const total = Object.values(by).reduce((a, b) => a + b, 0);
   const out = [];
   let sum = 0;
-  for (const [layer, s] of Object.entries(by).sort((a, b) => b[1] - a[1])) { if (sum >= share * total) break; out.push(Number(layer)); sum += s; }
+  for (const [layer, s] of Object.entries(by).sort((a, b) => b[1] - a[1])) { if (sum >= share * total) break; out.push(Number(layer) + 1); sum += s; }
   return out.sort((a, b) => a - b);
 }
 
@@ -119,16 +129,23 @@ export function graftPicture(d, run) {
   return d.by_layer ? massFigure(d, run) : null;
 }
 
+/** The share of the gain, or that the gain is too small to have shares. */
+function recoveredText(d) {
+  if (d.recovery && !d.recovery.clear) return "gain too small to split";
+  const range = d.recovery && typeof d.recovery.low === "number" ? ` (${pct(Number(d.recovery.low.toFixed(2)))} to ${pct(Number(d.recovery.high.toFixed(2)))})` : "";
+  return el("span", null, num(d.recovered, pct(d.recovered)), range);
+}
+
 function buildGraft(body, d, run, ctx) {
   const follow = [];
-  if (d.fraction !== null && d.fraction !== undefined) add(body, facts([["weights", d.size], ["share", num(d.fraction, pct(d.fraction))], ["chosen by", d.select], ["gain recovered", num(d.recovered, pct(d.recovered))], ["agrees with tuned", d.agreement === null || d.agreement === undefined ? null : num(d.agreement, pct(d.agreement))], ["file", d.bytes ? `${fmt(Math.round(d.bytes / 102.4) / 10)} kB` : null]]));
+  if (d.fraction !== null && d.fraction !== undefined) add(body, facts([["weights", d.size], ["share", num(d.fraction, pct(d.fraction))], ["chosen by", d.select], ["gain recovered", recoveredText(d)], ["agrees with tuned", d.agreement === null || d.agreement === undefined ? null : num(d.agreement, pct(d.agreement))], ["file", d.bytes ? `${fmt(Math.round(d.bytes / 102.4) / 10)} kB` : null]]));
   if (d.map.length) {
     const holder = el("div", { class: "controls" });
     const fishers = ctx.runs.filter((r) => r.verb === "fisher" && r.status === "done");
     const chart = figure(mapSpec(d, run, "share", null));
     const has = ctx.runs.find((r) => r.view === "influence" && r.task === run.task);
     const heavy = heavyLayers(d.map);
-    add(body, holder, chart, has ? el("p", null, crossLink(`Influence counted in the layers that hold most of it (${heavy.map((l) => l).join(", ")})`, { view: "influence", run: has.key, layers: heavy.join(",") })) : "");
+    add(body, holder, chart, has ? el("p", null, crossLink(`Influence counted in the layers that hold most of it (${heavy.join(", ")})`, { view: "influence", run: has.key, layers: heavy.join(",") }), el("br"), el("span", { class: "note" }, "The link counts whole layers. In this graft's weights alone: ", el("code", null, `budwood influence show ${has.place} --query 0 --graft ${run.place}/${d.file || "NAME.graft"}`))) : "");
     let was = null;
     follow.push(async (state) => {
       const now = `${state.map}|${state.fisher}`;
@@ -161,7 +178,7 @@ export const graftView = {
       const follow = d.by_layer === undefined ? buildGraft(body, d, run, ctx) : () => {};
       if (d.by_layer && Object.keys(d.by_layer).length) add(body, massFigure(d, run));
       if (d.masses && Object.keys(d.masses).length) add(body, massesFigure(d, run));
-      if (d.overlap && d.overlap.length) add(body, el("h3", null, "Weights that matter most to both, against chance"), table({ columns: Object.keys(d.overlap[0]).map((key) => ({ key, label: key.replaceAll("_", " ") })), rows: d.overlap }));
+      if (d.overlap && d.overlap.length) add(body, el("h3", null, "Weights that matter most to both, against chance"), table({ columns: Object.keys(d.overlap[0]).map((key) => ({ key, label: key.replaceAll("_", " ") })), rows: d.overlap.map((r) => ({ ...r, layer: blockName(r.layer) })) }));
       (d.matrices || []).forEach((m) => add(body, matrixFigure(m, run)));
       add(body, caveats("A graft takes the tuned value of a few weights and leaves all others as they were. Recovery is (graft − base) / (tuned − base) on rows that no choice was made on.", "Random weights of the same number are the line to beat; plain movement |Δ| often comes close to a learned mask, and where it wins the curve shows it."));
       return follow;

@@ -6,6 +6,7 @@ import { diverging, inkOn, theme } from "./colour.js";
 import { textAt } from "./source.js";
 import { csv, download, table } from "./frame.js";
 import { caveats, choice, overRuns, rowFacts, rowText } from "./parts.js";
+import { blockName } from "./words.js";
 
 const MOST_LISTED = 1000;
 
@@ -114,14 +115,20 @@ function card(row, n, rank, score, most, query, inner, layers) {
   const lay = inner.layers && inner.layers[n];
   const same = row.label === undefined || query.label === undefined ? null : row.label === query.label ? "same label" : "other label";
   return el("li", { class: "card", "data-n": n }, el("div", { class: "cardhead" }, el("span", { class: "rank" }, `${rank}`), el("span", { class: "scorebox" }, bar), num(score, signed(score))),
-    rowText(row, tok ? tokens(tok) : null), el("div", { class: "cardfoot" }, rowFacts(row), same ? el("span", { class: "faint" }, same) : null), lay ? el("div", { class: "striped" }, strip(layers, lay), el("span", { class: "faint" }, "by layer")) : null);
+    rowText(row, tok ? tokens(tok) : null), el("div", { class: "cardfoot" }, rowFacts(row), same ? el("span", { class: "faint" }, same) : null), lay ? el("div", { class: "striped" }, strip(layers.map(blockName), lay), el("span", { class: "faint" }, "by layer")) : null);
+}
+
+/** Whether a part of the model lies in the layer of this number: blocks are counted from 0 in files, layers from 1. */
+function isBlock(part, layer) {
+  return /^\d+$/.test(layer) && new RegExp(`(^|\\.)${Number(layer) - 1}(\\.|$)`).test(part);
 }
 
 async function showQuery(box, d, run, ctx, state, q, strategy) {
   const query = d.queries[q];
   const layers = (state.layers || "").split(",").filter(Boolean);
   const known = d.strategies.find((s) => s.name === strategy)?.layers || [];
-  const names = layers.flatMap((l) => known.filter((k) => k === l || k === `layer.${l}` || k === `block.${l}` || new RegExp(`(^|\\.)${l}(\\.|$)`).test(k)));
+  const names = layers.flatMap((l) => known.filter((k) => k === l || isBlock(k, l)));
+  const counted = names.map(blockName).join(", ");
   let answer;
   try { answer = await ctx.source.query(run.key, q, strategy, names); } catch (e) { put(box, el("p", { class: "trouble" }, String(e.message || e))); return; }
   if (readState().q !== undefined && Number(readState().q) !== q) return;
@@ -134,8 +141,8 @@ async function showQuery(box, d, run, ctx, state, q, strategy) {
     const inside = rows.map((n, i) => [n, inner.layers?.[n] ? places.reduce((sum, p) => sum + inner.layers[n][p], 0) : null, i]).filter((x) => x[1] !== null).sort((a, b) => b[1] - a[1]);
     rows = inside.map((x) => x[0]);
     scores = inside.map((x) => x[1]);
-    told = `Counted in ${names.join(", ")} alone; in this file only among the ${rows.length} rows shown with their layers. \`budwood view\` ranks all rows.`;
-  } else if (layers.length) told = `Counted in ${names.join(", ")} alone.`;
+    told = `Counted in ${counted} alone; in this file only among the ${rows.length} rows shown with their layers. \`budwood view\` ranks all rows.`;
+  } else if (layers.length) told = `Counted in ${counted} alone.`;
   const most = Math.max(...scores.map(Math.abs), 1e-30);
   const at = rows.map((n, i) => [n, scores[i]]);
   const half = Math.floor(at.length / 2);

@@ -5,10 +5,15 @@ import { category, DASHES, inks } from "./colour.js";
 import { axes, extent, label, mark, scale } from "./axes.js";
 import { board } from "./frame.js";
 
+const QUIET = ["4 3", "9 3", "2 2", "9 3 2 3", "14 4"];
+const RULES = ["1 3", "12 5", "5 3 1 3"];
+
 /** `spec`: series [{name, points [{x, y, low, high}], quiet}], x {label, log, text, ticks}, y {label, domain}, rules [{y, name}], at, pick(x), name, height. */
 export function lines(width, spec, say) {
   const high = spec.height || 260;
-  const legend = legendRows(spec.series.map((s) => s.name), width);
+  const rules = (spec.rules || []).filter((r) => typeof r.y === "number");
+  const keyed = rules.length > 1 ? rules : []; // one rule is named at its line; several would write over one another
+  const legend = legendRows([...spec.series.map((s) => s.name), ...keyed.map(ruleName)], width);
   const page = board(width, high + legend.height, spec.name);
   page.setAttribute("tabindex", "0");
   page.setAttribute("data-mark", "lines");
@@ -18,14 +23,13 @@ export function lines(width, spec, say) {
   const xs = [...new Set(all.map((p) => p.x))].filter((v) => v !== null && (!spec.x.log || v > 0)).sort((a, b) => a - b);
   const reach = xs.length > 1 ? [xs[0], xs[xs.length - 1]] : [(xs[0] ?? 0) - 0.5, (xs[0] ?? 0) + 0.5];
   const x = scale(reach, [box.left + 6, box.right - 6], spec.x.log);
-  const y = scale(spec.y.domain || extent(all.flatMap((p) => [p.y, p.low, p.high]).concat((spec.rules || []).map((r) => r.y))), [box.bottom, box.top]);
+  const y = scale(spec.y.domain || extent(all.flatMap((p) => [p.y, p.low, p.high]).concat(rules.map((r) => r.y))), [box.bottom, box.top]);
   page.append(axes(box, x, y, { x: spec.x.label, y: spec.y.label, xText: spec.x.text, xTicks: spec.x.ticks }));
   spec.series.forEach((s, i) => page.append(drawn(s, i, x, y)));
-  for (const rule of spec.rules || []) {
-    if (typeof rule.y !== "number") continue;
-    page.append(svg("line", { x1: box.left, x2: box.right, y1: y(rule.y), y2: y(rule.y), stroke: inks().quiet, "stroke-dasharray": "3 3", "data-value": rule.y }));
-    page.append(label(rule.left ? box.left + 4 : box.right, y(rule.y) - 8, rule.text || `${rule.name} ${fmt(rule.y)}`, { "text-anchor": rule.left ? "start" : "end", "font-size": 11 }));
-  }
+  rules.forEach((rule, i) => {
+    page.append(svg("line", { x1: box.left, x2: box.right, y1: y(rule.y), y2: y(rule.y), stroke: inks().ink, "stroke-opacity": 0.75, "stroke-dasharray": RULES[i % RULES.length], "data-value": rule.y }));
+    if (!keyed.length) page.append(label(rule.left ? box.left + 4 : box.right, y(rule.y) - 8, rule.text || ruleName(rule), { "text-anchor": rule.left ? "start" : "end", "font-size": 11 }));
+  });
   const cursor = svg("line", { y1: box.top, y2: box.bottom, stroke: inks().ink, "stroke-width": 1, visibility: "hidden" });
   page.append(cursor);
   let place = -1;
@@ -55,13 +59,19 @@ export function lines(width, spec, say) {
     if (step) { e.preventDefault(); point(place + step); }
     if (e.key === "Enter" && spec.pick && place >= 0) spec.pick(xs[place]);
   });
-  page.append(legend.draw(spec.series, high));
+  page.append(legend.draw([...spec.series.map(styled), ...keyed.map((r, i) => ({ name: ruleName(r), stroke: inks().ink, dash: RULES[i % RULES.length] }))], high));
   return page;
 }
 
+const ruleName = (rule) => `${rule.name} ${fmt(rule.y)}`;
+
+/** Colour, dash and mark of a line; quiet ones are grey and still differ in the other two. */
+function styled(s, i) {
+  return { name: s.name, stroke: s.quiet ? inks().quiet : category(i), dash: s.quiet ? QUIET[i % QUIET.length] : DASHES[i % DASHES.length], kind: i };
+}
+
 function drawn(s, i, x, y) {
-  const colour = s.quiet ? inks().quiet : category(i);
-  const dash = s.quiet ? "4 3" : DASHES[i % DASHES.length];
+  const { stroke: colour, dash } = styled(s, i);
   const g = svg("g", { "data-series": s.name });
   const known = s.points.filter((p) => typeof p.y === "number" && (!x.log || p.x > 0)).sort((a, b) => a.x - b.x);
   const band = known.filter((p) => typeof p.low === "number" && typeof p.high === "number");
@@ -75,12 +85,12 @@ function drawn(s, i, x, y) {
   return g;
 }
 
-/** Names with their marks, in as many rows as they need. */
+/** Names with their marks, in as many rows as they need; entries to draw are {name, stroke, dash, kind}, without a line or a mark where the chart has none. */
 export function legendRows(names, width) {
   const places = [];
   let [x, row] = [8, 0];
   for (const name of names) {
-    const need = Math.min(name.length, 40) * 7.3 + 44;
+    const need = Math.min(name.length, 40) * 7.3 + 50;
     if (x + need > width && x > 8) { x = 8; row += 1; }
     places.push([x, row]);
     x += need;
@@ -91,9 +101,9 @@ export function legendRows(names, width) {
     draw: (series, top) => svg("g", null, shown ? series.map((s, i) => {
       const [left, line] = places[i];
       const y = top + line * 20 + 10;
-      const colour = s.quiet ? inks().quiet : category(s.colour ?? i);
-      return [svg("line", { x1: left, x2: left + 20, y1: y, y2: y, stroke: colour, "stroke-width": 1.8, "stroke-dasharray": s.quiet ? "4 3" : DASHES[i % DASHES.length] }),
-        mark(i, left + 10, y, 3, { fill: colour }), label(left + 26, y, s.name.length > 40 ? `${s.name.slice(0, 39)}…` : s.name)];
+      return svg("g", { "data-key": s.name, "data-dash": s.dash },
+        s.dash === undefined ? null : svg("line", { x1: left, x2: left + 26, y1: y, y2: y, stroke: s.stroke, "stroke-width": 1.8, "stroke-dasharray": s.dash }),
+        s.kind === undefined ? null : mark(s.kind, left + 13, y, 3, { fill: s.stroke }), label(left + 32, y, s.name.length > 40 ? `${s.name.slice(0, 39)}…` : s.name));
     }) : null),
   };
 }

@@ -21,11 +21,14 @@ export function points(width, spec, say) {
   page.append(axes(box, x, y, { x: spec.x, y: spec.y }));
   for (const r of spec.yRules || []) if (typeof r.at === "number") {
     page.append(svg("line", { x1: box.left, x2: box.right, y1: y(r.at), y2: y(r.at), stroke: quiet, "stroke-dasharray": "3 3", "data-value": r.at }));
-    page.append(label(box.right, y(r.at) + 10, `${r.name} ${fmt(r.at)}`, { "text-anchor": "end", "font-size": 11 }));
+    const text = `${r.name} ${fmt(r.at)}`;
+    const busy = spec.points.some((p) => Math.abs(y(p.y) - y(r.at)) < 26 && x(p.x) > box.right - 6.4 * text.length - 12); // a point is where the name would stand
+    page.append(label(busy ? box.left + 4 : box.right, y(r.at) + 10, text, { "text-anchor": busy ? "start" : "end", "font-size": 11, "data-rule": r.at }));
   }
   for (const r of spec.xRules || []) if (typeof r.at === "number") {
     page.append(svg("line", { y1: box.top, y2: box.bottom, x1: x(r.at), x2: x(r.at), stroke: quiet, "stroke-dasharray": "3 3", "data-value": r.at }));
-    page.append(label(x(r.at) - 4, box.top + 4, r.name, { "text-anchor": "end", "font-size": 11 }));
+    const end = x(r.at) > width * 0.6;
+    page.append(label(x(r.at) + (end ? -5 : 5), box.top + 6, `${r.name} ${fmt(r.at)}`, { "text-anchor": end ? "end" : "start", "font-size": 11, "data-rule": r.at }));
   }
   if (spec.front && spec.front.length > 1) {
     const steps = spec.front.map(([a, b], i) => (i ? (spec.rising ? `V${y(b)}H${x(a)}` : `H${x(a)}V${y(b)}`) : `M${x(a)} ${y(b)}`)).join("");
@@ -39,7 +42,8 @@ export function points(width, spec, say) {
     if (bar) g.append(svg("path", { d: bar, stroke: category(kind), "stroke-width": 1.2, "stroke-opacity": 0.6 }));
     g.append(svg("circle", { cx: x(p.x), cy: y(p.y), r: 12, fill: "transparent", class: "tile" }));
     g.append(mark(kind, x(p.x), y(p.y), spec.small ? 2.6 : 5, { fill: category(kind), "fill-opacity": spec.small ? 0.6 : 1, stroke: chosen ? ink : "none", "stroke-width": 2 }));
-    if (p.name) g.append(label(x(p.x) + 9, y(p.y) - 9, p.name, { "font-size": 11, fill: ink }));
+    const end = x(p.x) + 9 + 6.4 * String(p.name || "").length > width;
+    if (p.name) g.append(label(x(p.x) + (end ? -9 : 9), y(p.y) - 11, p.name, { "font-size": 11, fill: ink, "text-anchor": end ? "end" : "start" }));
     for (const event of ["mouseenter", "focus"]) g.addEventListener(event, () => say(p.tell));
     const act = () => spec.pick && spec.pick(i);
     g.addEventListener("click", act);
@@ -48,6 +52,6 @@ export function points(width, spec, say) {
     return g;
   });
   roving(nodes, (key, i) => ({ ArrowRight: i + 1, ArrowDown: i + 1, ArrowLeft: i - 1, ArrowUp: i - 1 })[key]);
-  page.append(legend.draw(spec.groups.map((name) => ({ name })), high));
+  page.append(legend.draw(spec.groups.map((name, kind) => ({ name, stroke: category(kind), kind })), high));
   return page;
 }

@@ -6,12 +6,12 @@ import { heat } from "./heat.js";
 import { lines } from "./lines.js";
 import { figure } from "./frame.js";
 import { caveats, choice, crossLink, overRuns, rowFacts, rowText } from "./parts.js";
+import { capital, layerName, metricName, metricTitle } from "./words.js";
 
 const MEASURES = { score: "score", selectivity: "selectivity (score minus control task)", compression: "compression (bits saved, MDL)", difference: "difference to the first model" };
 
 const layersOf = (d) => [...new Set(d.models.flatMap((m) => m.layers.map((l) => l.layer)))].sort((a, b) => a - b);
 const at = (m, layer) => m.layers.find((l) => l.layer === layer);
-const layerName = (l) => (l === 0 ? "emb" : String(l));
 
 function valueOf(d, what, m, layer) {
   const cell = at(d.models[m], layer);
@@ -33,7 +33,7 @@ function mapSpec(d, run, what, picked, pick) {
     return `${d.models[rows[r]].model}, layer ${layerName(layers[c])}: ${what} ${fmt(valueOf(d, what, rows[r], layers[c]))}${what === "score" ? range : ""}${typeof cell.n === "number" ? `, n = ${fmt(cell.n)}` : ""}`;
   };
   return {
-    name: `${run.name}-${what}`, title: `${d.metric || "score"} by model and layer: ${MEASURES[what]}`, height: 60 + 34 * rows.length,
+    name: `${run.name}-${what}`, title: capital(what === "score" ? `${metricTitle(d.metric)} by model and layer` : `${MEASURES[what]} by model and layer`), height: 60 + 34 * rows.length,
     hint: "Choose a cell for the rows that this layer is the first to solve. A dot marks the best layer.",
     draw: (w, say) => heat(w, {
       rows: rows.map((m) => d.models[m].model), columns: layers.map(layerName), columnTitle: "layer", value: (r, c) => valueOf(d, what, rows[r], layers[c]),
@@ -42,7 +42,7 @@ function mapSpec(d, run, what, picked, pick) {
       picked: picked && { r: rows.indexOf(picked.m), c: layers.indexOf(picked.layer) }, pick: (r, c) => pick(rows[r], layers[c]), name: `${what} by model and layer`,
     }, say),
     table: { columns: [{ key: "model", label: "model" }, { key: "layer", label: "layer" }, { key: "value", label: what }, { key: "low", label: "low" }, { key: "high", label: "high" }],
-      rows: rows.flatMap((m) => layers.map((l) => ({ model: d.models[m].model, layer: l, value: valueOf(d, what, m, l), low: at(d.models[m], l)?.low, high: at(d.models[m], l)?.high }))) },
+      rows: rows.flatMap((m) => layers.map((l) => ({ model: d.models[m].model, layer: layerName(l), value: valueOf(d, what, m, l), low: at(d.models[m], l)?.low, high: at(d.models[m], l)?.high }))) },
   };
 }
 
@@ -52,11 +52,11 @@ function linesSpec(d, run) {
   const controls = d.models.filter((m) => m.layers.some(sameScale));
   for (const m of controls.slice(0, 2)) series.push({ name: `${m.model}: control task`, quiet: true, points: m.layers.map((l) => ({ x: l.layer, y: l.control ?? (typeof l.selectivity === "number" ? l.score - l.selectivity : null) })) });
   if (Array.isArray(d.baselines.random_encoder)) series.push({ name: "random encoder", quiet: true, points: d.baselines.random_encoder.map((y, i) => ({ x: d.models[0]?.layers[i]?.layer ?? i, y: typeof y === "object" && y ? y.score : y })) });
-  const rules = [["majority", "commonest answer"], ["bag_of_words", "bag of words"]].map(([k, name]) => ({ name, y: d.baselines[k] }));
+  const rules = ["majority", "bag_of_words"].map((k) => ({ name: metricName(k), y: d.baselines[k] }));
   return {
-    name: `${run.name}-lines`, title: `${d.metric || "score"} from the embeddings to the last layer`, height: 300, note: "Bands are intervals over seeds or rows. Dashed: what needs no knowledge of the language.",
-    draw: (w, say) => lines(w, { series, rules, height: 300, x: { label: "layer", text: layerName, ticks: layersOf(d) }, y: { label: d.metric || "score" }, name: "Score by layer" }, say),
-    table: { columns: [{ key: "name", label: "line" }, { key: "x", label: "layer" }, { key: "y", label: d.metric || "score" }, { key: "low", label: "low" }, { key: "high", label: "high" }], rows: series.flatMap((s) => s.points.map((p) => ({ name: s.name, ...p }))) },
+    name: `${run.name}-lines`, title: capital(`${metricName(d.metric)} from the embeddings to the last layer`), height: 300, note: "Bands are intervals over seeds or rows. Flat lines and the random encoder: what needs no knowledge of the language.",
+    draw: (w, say) => lines(w, { series, rules, height: 300, x: { label: "layer", text: layerName, ticks: layersOf(d) }, y: { label: metricTitle(d.metric) }, name: "Score by layer" }, say),
+    table: { columns: [{ key: "name", label: "line" }, { key: "x", label: "layer" }, { key: "y", label: metricName(d.metric) }, { key: "low", label: "low" }, { key: "high", label: "high" }], rows: series.flatMap((s) => s.points.map((p) => ({ name: s.name, ...p, x: layerName(p.x) }))) },
   };
 }
 
@@ -67,7 +67,7 @@ function cellPanel(box, d, run, ctx, m, layer) {
   const parts = ["score", "low", "high", "selectivity", "compression"].filter((k) => typeof cell[k] === "number").map((k) => [`${k} `, num(cell[k]), " "]);
   const has = ctx.runs.find((r) => r.view === "influence" && r.task === run.task);
   put(box, el("h3", null, `${model.model}, layer ${layerName(layer)}`), el("p", null, parts),
-    has && layer > 0 ? el("p", null, crossLink("Influence counted in this layer alone", { view: "influence", run: has.key, layers: String(layer - 1) })) : null,
+    has && layer > 0 ? el("p", null, crossLink("Influence counted in this layer alone", { view: "influence", run: has.key, layers: String(layer) })) : null,
     solved ? [el("p", null, num(solved.new), ` rows are solved here and not a layer earlier; ${fmt(solved.lost)} were solved there and not here.`), el("ol", { class: "rows" }, solved.items.map((r) => el("li", null, rowText(r), rowFacts(r))))]
       : el("p", { class: "faint" }, layer === 0 ? "There is no layer below the embeddings." : "This run kept no answers by layer, so rows cannot be listed."));
 }
@@ -92,7 +92,7 @@ export const probeView = {
       add(body, holder, map, panel, figure(linesSpec(d, run)), caveats(
         "A probe is a small classifier on frozen states. That it succeeds says the information is there, not that the model uses it.",
         "Selectivity is the score minus that of a control task with random labels per word type or row; compression is from description length (MDL): both guard against a probe that memorises.",
-        "Layer 0 (emb) is the embeddings."));
+        "Layers are numbered as in all views: emb is the embeddings, 1 the first block (block 0 in files and options)."));
       let was = "";
       return (state) => {
         const what = known.some(([k]) => k === state.what) ? state.what : "score";

@@ -4,6 +4,7 @@ import { el, fmt, num, put, signed } from "./dom.js";
 import { address, readState, setState } from "./state.js";
 import { csv, download } from "./frame.js";
 import { badge, choice, facts, troubles } from "./parts.js";
+import { metricName, metricTitle } from "./words.js";
 
 const COLUMNS = [
   ["name", "run"], ["verb", "verb"], ["models", "model"], ["task", "task"], ["metric", "metric"], ["score", "score"],
@@ -42,6 +43,7 @@ function cell(run, key) {
     const spread = typeof run.sd === "number" ? ` ± ${fmt(run.sd)}` : typeof run.low === "number" ? ` (${fmt(run.low)} to ${fmt(run.high)})` : "";
     return el("td", { class: "n" }, num(run.score), el("span", { class: "faint" }, spread));
   }
+  if (key === "metric") return el("td", null, run.metric ? metricTitle(run.metric) : "–");
   if (key === "started") return el("td", { class: "nowrap" }, (run.started || "–").replace("T", " ").slice(0, 16));
   return el("td", { class: NUMERIC.has(key) ? "n" : null }, NUMERIC.has(key) ? num(run[key]) : fmt(value(run, key)));
 }
@@ -66,7 +68,7 @@ function gap(a, b) {
   const [ha, hb] = [half(a), half(b)];
   const wide = ha === null || hb === null ? null : Math.hypot(ha, hb);
   const range = wide === null ? "" : `, 95 % interval ${fmt(d - wide)} to ${fmt(d + wide)}${Math.abs(d) <= wide ? ": not told apart from no difference" : ""}`;
-  return el("p", { class: "claim small" }, `b − a in ${a.metric}: `, num(d, signed(d)), range, ".");
+  return el("p", { class: "claim small" }, `b − a in ${metricTitle(a.metric)}: `, num(d, signed(d)), range, ".");
 }
 
 async function compared(box, ctx, a, b) {
@@ -87,11 +89,11 @@ async function opened(box, ctx, key) {
   const copy = el("button", { type: "button", class: "tool", click: () => navigator.clipboard?.writeText(command).then(() => { copy.textContent = "Copied"; }) }, "Copy");
   const phases = Object.entries(run.phases).map(([k, v]) => `${k} ${fmt(v)} s`).join(", ");
   put(box, el("h3", { tabindex: "-1" }, run.name, " ", badge(run)), troubles(run.problems),
-    facts([["score", run.score], ["metric", run.metric], ["n", run.n], ["seconds", run.seconds], ["peak MB", run.peak_rss_mb], ["phases", phases || null], ["finished", run.finished], ["made with", Object.entries(run.versions).map(([k, v]) => `${k} ${v}`).join(", ") || null]]),
+    facts([["score", run.score], ["metric", run.metric ? metricTitle(run.metric) : null], ["n", run.n], ["seconds", run.seconds], ["peak MB", run.peak_rss_mb], ["phases", phases || null], ["finished", run.finished], ["made with", Object.entries(run.versions).map(([k, v]) => `${k} ${v}`).join(", ") || null]]),
     el("h4", null, "To make it again"), command ? el("p", { class: "command" }, el("code", null, command), " ", copy) : el("p", { class: "faint" }, "The command was not kept."),
     Object.entries(run.notes).map(([k, v]) => el("p", { class: "faint" }, `${k}: ${fmt(v)}`)),
     el("h4", null, "Settings"), facts(Object.entries(run.settings).map(([k, v]) => [k, v === null ? null : typeof v === "object" ? JSON.stringify(v) : fmt(v)])),
-    el("h4", null, "Every number"), facts(Object.entries(run.numbers)),
+    el("h4", null, "Every number"), facts(Object.entries(run.numbers).map(([k, v]) => [metricName(k), typeof v === "number" ? v : fmt(v)])),
     el("p", null, run.view === "runs" ? null : el("a", { class: "cross", href: address({ view: run.view, run: run.key }) }, "See it drawn →"), " ", el("button", { type: "button", class: "tool", click: () => setState({ open: "" }) }, "Close")));
 }
 

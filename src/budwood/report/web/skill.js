@@ -5,17 +5,16 @@ import { bars } from "./bars.js";
 import { lines } from "./lines.js";
 import { figure } from "./frame.js";
 import { caveats, overRuns, rowFacts, rowText } from "./parts.js";
-
-const NAMES = { majority: "commonest label", zero_shot: "before training", mse_of_mean: "error of the mean" };
+import { capital, metricName, metricTitle } from "./words.js";
 
 /** Score and baselines. */
 function scores(d, run) {
   const [low, high] = d.interval || [];
-  const items = [{ name: run.models.join(" ") || run.name, value: d.score, low, high }, ...Object.entries(d.baselines).map(([k, v]) => ({ name: NAMES[k] || k, value: v, quiet: true }))];
+  const items = [{ name: run.models.join(" ") || run.name, value: d.score, low, high }, ...Object.entries(d.baselines).map(([k, v]) => ({ name: metricName(k), value: v, quiet: true }))];
   return figure({
-    name: `${run.name}-score`, title: `${d.metric || "score"} on ${run.task}`, height: 40 + 28 * items.length,
-    draw: (w, say) => bars(w, { items, unit: d.metric, domain: Math.max(...items.map((i) => i.value || 0)) <= 1 ? [0, 1] : undefined, name: `Score of ${run.name}` }, say),
-    table: { columns: [{ key: "name", label: "what" }, { key: "value", label: d.metric || "score" }, { key: "low", label: "low" }, { key: "high", label: "high" }], rows: items },
+    name: `${run.name}-score`, title: capital(`${metricName(d.metric)} on ${run.task}`), height: 40 + 28 * items.length,
+    draw: (w, say) => bars(w, { items, unit: metricTitle(d.metric), domain: Math.max(...items.map((i) => i.value || 0)) <= 1 ? [0, 1] : undefined, name: `Score of ${run.name}` }, say),
+    table: { columns: [{ key: "name", label: "what" }, { key: "value", label: metricName(d.metric) }, { key: "low", label: "low" }, { key: "high", label: "high" }], rows: items },
   });
 }
 
@@ -24,7 +23,7 @@ function curve(d, run) {
   return figure({
     name: `${run.name}-loss`, title: "Loss while training", height: 260, note: "Mean loss of the updates since the point before.",
     draw: (w, say) => lines(w, { series, x: { label: "update" }, y: { label: "loss" }, name: `Loss of ${run.name}` }, say),
-    table: { columns: Object.keys(d.loss[0]).map((key) => ({ key, label: key })), rows: d.loss },
+    table: { columns: Object.keys(d.loss[0]).map((key) => ({ key, label: key.replaceAll("_", " ") })), rows: d.loss },
   });
 }
 

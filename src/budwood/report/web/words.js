@@ -1,0 +1,34 @@
+// Names that people read: metrics in words, and one numbering of layers for all views.
+
+let metrics = {};
+
+/** Take in {metric: {name, lower}} as the data tell it. */
+export function setWords(words) {
+  metrics = words || {};
+}
+
+/** A metric in words. */
+export function metricName(key) {
+  return key ? metrics[key]?.name ?? String(key).replaceAll("_", " ") : "score";
+}
+
+/** A metric in words, with its direction where less is better. */
+export function metricTitle(key) {
+  return `${metricName(key)}${metrics[key]?.lower ? " (lower is better)" : ""}`;
+}
+
+/** A text that begins with a capital. */
+export function capital(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/** A layer of a probe: the embeddings, then 1 for the first block. */
+export function layerName(layer) {
+  return layer === 0 ? "emb" : String(layer);
+}
+
+/** A block as files call it (0, "block.0", "layer.0") by the number that all views give it: one more. */
+export function blockName(key) {
+  const found = /^(?:block\.|layer\.)?(\d+)$/.exec(String(key));
+  return found ? `layer ${Number(found[1]) + 1}` : key === "embeddings" ? "emb" : String(key);
+}
