@@ -254,6 +254,65 @@ def test_no_words_lie_on_others_and_no_two_lines_look_alike(browser: Any, file: 
     tab.close()
 
 
+@pytest.mark.parametrize("width", [1200, 900, 320])
+def test_the_table_of_runs_is_not_cut(browser: Any, file: str, width: int) -> None:
+    tab = Tab(browser, file, viewport={"width": width, "height": 900})
+    page = tab.go("view=runs")
+    box = page.locator("[role=region][aria-label=Runs]")
+    wide, room, reach = box.evaluate("b => [b.scrollWidth, b.clientWidth, getComputedStyle(b).overflowX]")
+    assert reach == "auto" and (wide <= room or width < 1200), (wide, room)
+    page.locator("th", has_text="started").scroll_into_view_if_needed()
+    right = page.locator("th", has_text="started").evaluate("t => t.getBoundingClientRect().right")
+    assert right <= width
+    if wide > room:
+        assert page.locator(".aside").is_visible()
+    assert "limited: made on a sample of the rows" in page.locator("main").inner_text()
+    tab.close()
+
+
+def test_forgetting_promises_what_it_draws(browser: Any, tmp_path: Path) -> None:
+    """One seed, no area, a trivial answer: no bars are promised, none is drawn, and the line is named."""
+    path = made.inject(tmp_path / "runs" / "one", {})
+    m = json.loads((path / "metrics.json").read_text())
+    m["cells"] = [c for c in m["cells"] if c["seed"] == 0]
+    m |= {"hypervolume": {k: {"0": 0.0} for k in m["hypervolume"]}}
+    m |= {"reference": {"new_error": 0.12, "kept_error": 5.0, "is": "copying the larger operand"}}
+    (path / "metrics.json").write_text(json.dumps(m))
+    tab = Tab(browser, write_report(rooms_of([path]), tmp_path / "r.html").as_uri())
+    page = tab.go("view=forgetting")
+    page.wait_for_selector("figure svg")
+    words = page.locator("main").inner_text()
+    assert "One seed: no bars." in words and "Median over seeds; bars" not in words
+    assert "No area to draw (hypervolume 0 for all)" in words and page.locator("[data-name$=-area]").count() == 0
+    chart = page.locator("[data-name$=-front]")
+    assert chart.locator("line[data-value='0.12']").count() == 1
+    assert "copying the larger operand 0.12" in chart.inner_text() and "strength 10" in chart.inner_text()
+    assert "logarithmic error (RMSLE, lower is better)" in chart.inner_text()
+    assert chart.locator("[data-key] line").count() == 0 and chart.locator("[data-key]").count() == 4
+    assert page.evaluate(OVERLAPS) == []
+    tab.close()
+
+
+def test_layers_have_one_number_in_all_views(browser: Any, file: str) -> None:
+    tab = Tab(browser, file)
+    page = tab.go("view=probe")
+    assert page.locator("figure").first.locator("text").all_text_contents()[:5] == ["emb", "1", "2", "3", "4"]
+    names = [f"layer {i}" for i in range(1, made.LAYERS + 1)]
+    page = tab.go("view=graft&run=graft")
+    page.wait_for_selector("[role=rowheader]")
+    assert page.locator("[role=rowheader]").evaluate_all("xs => xs.map(x => x.firstChild.textContent)") == names
+    link = page.locator("a.cross", has_text="Influence counted in the layers")
+    assert "(2, 3, 4)" in link.inner_text()
+    link.click()
+    page.wait_for_selector(".answer .note")
+    assert page.locator(".answer .note").inner_text().startswith("Counted in layer 2, layer 3, layer 4 alone")
+    page = tab.go("view=graft&run=fisher")
+    page.wait_for_selector("[data-mark=bar-0]")
+    bars = page.locator("[data-mark^=bar] text:first-of-type").all_text_contents()
+    assert bars[: made.LAYERS + 2] == ["emb", *names, "head"]
+    tab.close()
+
+
 def test_downloads(tab: Tab, runs: dict[str, Path]) -> None:
     page = tab.go("view=quality&run=lds")
     figure = page.locator("figure").first

@@ -230,3 +230,58 @@ def test_links_out_of_a_run_are_not_followed(tmp_path: Path) -> None:
     (path / "run.json").unlink()
     (path / "run.json").symlink_to(tmp_path / "secret.csv")
     assert "leads out" in Room.open(path).problems[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["here/nope"], "There is no run 'here/nope'. 'here' holds first, second."),
+        (["here/secnd"], "Did you mean 'second'?"),
+        (["nope"], "There is no run 'nope', and no directory 'runs' to look for it in."),
+        ([], "There is no directory 'runs', so there are no runs to report. Make one:"),
+    ],
+)
+def test_what_a_report_cannot_find(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    told: str,
+) -> None:
+    from budwood.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        made.write_run(tmp_path / "here" / name, "finetune", {"metric": "accuracy", "score": 0.5})
+    with pytest.raises(SystemExit) as end:
+        main(["report", *words])
+    assert end.value.code != 0 and told in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_that_is_made_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from budwood.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    made.write_run(tmp_path / "runs" / "a", "finetune", {"metric": "accuracy", "score": 0.5})
+    said = []
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            main(["report", "-o", "new/deep/page.html"])
+        said.append(capsys.readouterr().err)
+    assert "made the folder new/deep" in said[0] and said[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("stopped", "nothing to draw yet. The same command carries on."),
+        ("failed", "The run failed, so there is nothing to draw."),
+        ("no-metrics", "damaged or half-written, so it cannot be drawn."),
+    ],
+)
+def test_why_there_is_no_figure(tmp_path: Path, name: str, told: str) -> None:
+    runs = made.broken(tmp_path / "runs")
+    (runs["failed"] / "metrics.json").unlink()
+    assert detail(Room.open(runs[name]), Texts(), Limits())["problem"].endswith(told)

@@ -178,7 +178,7 @@ def test_malformed_requests_do_not_bring_it_down(served: Served) -> None:
     )
     for query in odd:
         code, _, body = served.get(f"/api/query?key=influence&{query}".replace("²", "%C2%B2"))
-        assert code == 404 and b"error" in body, query
+        assert code in (400, 404) and b"error" in body, query
     assert served.json("/api/runs")["runs"]
 
 
@@ -243,7 +243,7 @@ def test_typed_texts_are_answered(runs: dict[str, Path]) -> None:
         assert server.json("/api/run?key=self")["detail"]["asks"] is True
         reply = server.json("/api/ask?key=self&text=hello%20there")
         assert reply["answer"]["said"] == "hello there" and reply["texts"] == ["a row"]
-        assert server.get("/api/ask?key=self&text=")[0] == 404
+        assert server.get("/api/ask?key=self&text=")[0] == 400
     finally:
         server.close()
 
@@ -271,3 +271,27 @@ def test_a_large_matrix_is_read_by_row(tmp_path: Path) -> None:
     best, score, peak = done.stdout.split()
     assert (int(best), float(score)) == (train - 1, train - 1)
     assert int(peak) / 1024 < 190  # with Python, numpy and pyarrow in it; the matrix alone is 200
+
+
+def test_a_question_without_its_run_is_told_from_one_about_no_run(served: Served) -> None:
+    for path in ("/api/run", "/api/run?key=", "/api/query?q=0", "/api/ask?text=a"):
+        code, _, body = served.get(path)
+        assert code == 400 and "Name a run: ?key=KEY" in json.loads(body)["error"], path
+    assert served.get("/api/query?key=influence&q=x")[0] == 400
+    assert served.get("/api/run?key=nope")[0] == 404
+
+
+def test_view_of_one_run_opens_at_it(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from budwood.cli.main import main
+    from budwood.report import view
+
+    shown: list[Path] = []
+    monkeypatch.setattr(view, "serve", lambda directory, *rest: shown.append(directory))
+    with pytest.raises(SystemExit) as end:
+        main(["view", str(runs["tuned"]), "--port", "0"])
+    said = capsys.readouterr().out
+    assert end.value.code == 0 and shown == [runs["tuned"].resolve().parent]
+    assert "/#view=runs&open=tuned " in said and "is a run; all runs of runs are served" in said
+    assert Shelf(shown[0]).run("tuned")["full"]["name"] == "tuned"

@@ -34,13 +34,32 @@ def register(app: App) -> None:
             One JSON object on stdout.
         """
         from budwood.report.page import rooms_of, write_report
-        from budwood.store.index import find_run
 
-        given = [Path(r) if Path(r).is_dir() else find_run(r, directory) for r in runs] or [directory]
+        given = [_place(r, directory) for r in runs] or [directory]
         rooms = rooms_of(given)
+        new = not out.parent.exists()
         path = write_report(rooms, out)
+        if new:
+            print(f"  made the folder {out.parent}", file=sys.stderr)
         place, size = str(path.resolve()), path.stat().st_size
         print(json.dumps({"report": place, "bytes": size}) if json_output else f"{place} ({size / 1e6:.2f} MB)")
         for room in (r for r in rooms if r.status == "broken"):
             print(f"  {room.path.name} is broken: {'; '.join(room.problems)}", file=sys.stderr)
         return 0
+
+
+def _place(given: str, directory: Path) -> Path:
+    """A run, or a folder of runs: by path, or by its name in `directory`."""
+    from budwood.errors import StoreError, nearest
+    from budwood.store.index import directories, find_run
+
+    path = Path(given)
+    if path.is_dir():
+        return path
+    if path.parent != Path() and path.parent.is_dir():  # a path, not a name: look beside it
+        beside = [p.name for p in directories(path.parent)]
+        held = f"'{path.parent}' holds {', '.join(beside[:6])}{' …' if beside[6:] else ''}." if beside else ""
+        raise StoreError(f"There is no run '{given}'.{nearest(path.name, beside)} {held}".rstrip())
+    if not directory.is_dir():
+        raise StoreError(f"There is no run '{given}', and no directory '{directory}' to look for it in.")
+    return find_run(given, directory)

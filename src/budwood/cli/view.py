@@ -24,7 +24,7 @@ def register(app: App) -> None:
         Parameters
         ----------
         directory
-            Where the runs are.
+            Where the runs are, or one run: then the page opens at it.
         port
             Port to listen on; 0 takes any that is free.
         host
@@ -35,6 +35,7 @@ def register(app: App) -> None:
             A model to ask typed texts about runs that hold an index of gradients.
         """
         import secrets
+        from urllib.parse import quote
 
         from budwood.errors import ConfigError, StoreError
 
@@ -51,11 +52,15 @@ def register(app: App) -> None:
                 f"There is no directory '{directory}', so there are no runs to see. Make one: budwood finetune "
                 "tiny-bert --task tiny-sentiment, or budwood demo."
             )
+        one = (directory / "run.json").exists()
         secret = secrets.token_urlsafe(24) if token == "auto" else token
         door = Door(host, port, secret)
         sock = open_socket(host, port)
         name = f"[{host}]" if ":" in host else host
         suffix = f"?token={secret}" if secret else ""
-        print(f"http://{name}:{sock.getsockname()[1]}/{suffix}   (Ctrl-C ends it)", flush=True)
-        serve(directory, door, sock, asker(model) if model else None)
+        at = f"#view=runs&open={quote(directory.resolve().name)}" if one else ""
+        print(f"http://{name}:{sock.getsockname()[1]}/{suffix}{at}   (Ctrl-C ends it)", flush=True)
+        if one:
+            print(f"  {directory} is a run; all runs of {directory.resolve().parent.name} are served", flush=True)
+        serve(directory.resolve().parent if one else directory, door, sock, asker(model) if model else None)
         return 0

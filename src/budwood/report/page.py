@@ -20,6 +20,7 @@ MODULES = (  # in the order in which they need one another
     *("dom", "words", "state", "colour", "source", "frame", "axes", "heat", "lines", "bars", "points", "parts"),
     *("runs", "skill", "probe", "features", "graft", "influence", "forgetting", "quality", "story", "app"),
 )
+MAKE = "Make one: budwood finetune tiny-bert --task tiny-sentiment, or budwood demo."
 IMPORT = re.compile(r'^import (\{.*?\}) from "\./(\w+)\.js";$', re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?function|const) (\w+)", re.MULTILINE)
 
@@ -102,7 +103,7 @@ def spread(given: Path) -> list[Path]:
     from budwood.store.index import directories
 
     if not given.is_dir():
-        raise StoreError(f"There is no run '{given}'. `budwood runs` lists them.")
+        raise StoreError(f"There is no directory '{given}', so there are no runs to report. {MAKE}")
     if (given / "run.json").exists():
         seeds = given / "seeds"
         return [given, *(sorted(p for p in seeds.iterdir() if (p / "run.json").exists()) if seeds.is_dir() else ())]
@@ -110,8 +111,5 @@ def spread(given: Path) -> list[Path]:
     if not inside and any(given.iterdir()):
         return [given]  # half-written: shown with what is wrong
     if not inside:
-        raise StoreError(
-            f"There are no runs in {given}. Make one: budwood finetune tiny-bert --task tiny-sentiment, or "
-            "budwood demo."
-        )
+        raise StoreError(f"There are no runs in {given}. {MAKE}")
     return inside

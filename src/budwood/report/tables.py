@@ -29,6 +29,12 @@ VIEWS = {
     "inject": ("forgetting", "forgetting"),
     "validate": ("quality", "quality"),
 }
+UNDRAWN = {  # why a run without numbers has no figure
+    "running": "The run is still running: there is nothing to draw yet.",
+    "stopped": "The run was stopped before its end, so there is nothing to draw yet. The same command carries on.",
+    "failed": "The run failed, so there is nothing to draw.",
+    "broken": "The run is damaged or half-written, so it cannot be drawn.",
+}
 SHOWN = ("metric", "score", "n", "limited")
 
 
@@ -63,6 +69,7 @@ def entry(room: Room, key: str) -> dict[str, Any]:
             "low": m.get("accuracy_low") if m.get("metric") == "accuracy" else None,
             "high": m.get("accuracy_high") if m.get("metric") == "accuracy" else None,
             "sd": (m.get("sd") or {}).get("score") if isinstance(m.get("sd"), dict) else None,
+            "sample": _notes(room).get("limited") if m.get("limited") else None,
             "started": manifest.get("started"),
             "seconds": room.cost.get("seconds"),
             "peak_rss_mb": room.cost.get("peak_rss_mb"),
@@ -82,7 +89,7 @@ def full(room: Room, key: str) -> dict[str, Any]:
             "numbers": flat,
             "phases": room.cost.get("phase_seconds") or {},
             "command": _command(command) if isinstance(command, list) else [],
-            "notes": room.metrics.get("notes") or room.manifest.get("notes") or {},
+            "notes": _notes(room),
             "versions": room.manifest.get("versions") or {},
             "parents": room.manifest.get("parents") or [],
             "finished": room.manifest.get("finished"),
@@ -115,7 +122,7 @@ def detail(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
         return {"view": "runs", "claim": ""}
     view = VIEWS[room.verb.split(" ")[0]][0]
     if not room.metrics and room.status != "done" and name != "quality":
-        return {"view": view, "claim": "", "problem": f"The run is {room.status}: there is nothing to draw yet."}
+        return {"view": view, "claim": "", "problem": UNDRAWN.get(room.status, UNDRAWN["broken"])}
     try:
         gather = importlib.import_module(f"budwood.report.views.{name}").gather
         return {"view": view, **public_of(room, gather(room, texts, limits))}
@@ -131,6 +138,11 @@ def detail(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
 
 def _settings(room: Room) -> dict[str, Any]:
     found = room.manifest.get("settings")
+    return found if isinstance(found, dict) else {}
+
+
+def _notes(room: Room) -> dict[str, Any]:
+    found = room.metrics.get("notes") or room.manifest.get("notes")
     return found if isinstance(found, dict) else {}
 
 

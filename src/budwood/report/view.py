@@ -91,19 +91,24 @@ def application(runs: Path, door: Door, ask: Asker | None = None) -> Starlette:
     def fixed(content: bytes, kind: str) -> Callable[[Request], Response]:
         return lambda request: Response(content, media_type=kind)
 
+    def key(request: Request) -> str:
+        if found := request.query_params.get("key", ""):
+            return found
+        raise ConfigError("Name a run: ?key=KEY. /api/runs lists the keys.")
+
     def query(request: Request) -> Any:
         asked = request.query_params
         layers = tuple(x for x in asked.get("layers", "").split(",") if x)
         number = asked.get("q", "")
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             raise ConfigError("q has to be the number of a query.")
-        return shelf.query(asked.get("key", ""), int(number), asked.get("strategy", ""), layers)
+        return shelf.query(key(request), int(number), asked.get("strategy", ""), layers)
 
     def typed(request: Request) -> Any:
         text = request.query_params.get("text", "").strip()
         if not 0 < len(text) <= LONGEST_TEXT:
             raise ConfigError(f"Give a text of 1 to {LONGEST_TEXT:,} characters.")
-        return shelf.typed(request.query_params.get("key", ""), text)
+        return shelf.typed(key(request), text)
 
     only = ["GET", "HEAD"]
     routes = [
@@ -113,7 +118,7 @@ def application(runs: Path, door: Door, ask: Asker | None = None) -> Starlette:
         Route("/favicon.ico", lambda request: Response(status_code=204), methods=only),
         Route("/api/runs", _json(lambda request: shelf.index()), methods=only),
         Route("/api/progress", _json(lambda request: shelf.progress()), methods=only),
-        Route("/api/run", _json(lambda request: shelf.run(request.query_params.get("key", ""))), methods=only),
+        Route("/api/run", _json(lambda request: shelf.run(key(request))), methods=only),
         Route("/api/query", _json(query), methods=only),
         Route("/api/ask", _json(typed), methods=only),
     ]
@@ -121,14 +126,15 @@ def application(runs: Path, door: Door, ask: Asker | None = None) -> Starlette:
 
 
 def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    """An answer as JSON; what the asker got wrong as 404 with one sentence."""
+    """An answer as JSON; a question that cannot be meant as 400, one about nothing there as 404, with a sentence."""
     from starlette.responses import Response
 
     def reply(request: Request) -> Response:
         try:
             value, code = answer(request), 200
         except (BudwoodError, OSError, ValueError, KeyError, TypeError, IndexError) as e:
-            value, code = {"error": str(e) if isinstance(e, BudwoodError) else f"not readable: {type(e).__name__}"}, 404
+            told = str(e) if isinstance(e, BudwoodError) else f"not readable: {type(e).__name__}"
+            value, code = {"error": told}, 400 if isinstance(e, ConfigError) else 404
         body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
         return Response(body, status_code=code, media_type="application/json")
 

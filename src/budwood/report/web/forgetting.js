@@ -29,7 +29,7 @@ function grouped(d, kept) {
   }).filter((g) => g.x !== null && g.y !== null);
 }
 
-const titled = (d, metric) => `${metricName(metric)} (${lower(d, metric) ? "lower" : "higher"} is better)`;
+const titled = (d, metric) => (lower(d, metric) ? metricTitle(metric) : `${metricName(metric)} (higher is better)`);
 
 /** The error of an answer that needs no skill, on the scale of the scores. */
 function trivialOf(d) {

@@ -13,8 +13,19 @@ const MEANING = {
 export function badge(run) {
   return [
     run.status === "done" ? null : el("span", { class: `badge ${run.status}`, title: MEANING[run.status] || "" }, run.status),
-    run.limited ? el("span", { class: "badge limited", title: "a sample of the rows was used" }, "limited") : null,
+    run.limited ? el("span", { class: "badge limited", title: sample(run) }, "limited") : null,
   ];
+}
+
+/** What "limited" means for a run. */
+function sample(run) {
+  return `on a sample of the rows${run.sample ? `: ${run.sample}` : ""}`;
+}
+
+/** The state of a run with its meaning beside it, for those who cannot point. */
+export function explained(run) {
+  const told = [run.status === "done" ? null : MEANING[run.status], run.limited ? sample(run) : null].filter(Boolean).join("; ");
+  return [badge(run), told ? el("span", { class: "faint meaning" }, told) : null];
 }
 
 /** What is wrong, in words. */
@@ -96,7 +107,7 @@ export function overRuns(main, ctx, spec) {
     }
     if (now !== turn) return;
     shown = run.key;
-    put(head, mine.length > 1 ? choice("Run", mine.map((r) => [r.key, `${r.status === "done" ? "" : `[${r.status}] `}${title(r)}`]), run.key, (key) => setState({ ...spec.reset, run: key })) : el("span", { class: "faint" }, title(run)), badge(run));
+    put(head, mine.length > 1 ? choice("Run", mine.map((r) => [r.key, `${r.status === "done" ? "" : `[${r.status}] `}${title(r)}`]), run.key, (key) => setState({ ...spec.reset, run: key })) : el("span", { class: "faint" }, title(run)), el("span", { class: "standing" }, explained(run)));
     put(body, troubles([...run.problems, ...(detail.problem ? [detail.problem] : [])]), claim(detail.claim));
     follow = detail.problem ? () => {} : spec.build(body, detail, run, ctx) || (() => {});
     follow(state);

@@ -3,7 +3,7 @@
 import { el, fmt, num, put, signed } from "./dom.js";
 import { address, readState, setState } from "./state.js";
 import { csv, download } from "./frame.js";
-import { badge, choice, facts, troubles } from "./parts.js";
+import { badge, choice, explained, facts, troubles } from "./parts.js";
 import { metricName, metricTitle } from "./words.js";
 
 const COLUMNS = [
@@ -41,7 +41,7 @@ function cell(run, key) {
   if (key === "verb" && run.view !== "runs") return el("td", null, el("a", { href: address({ view: run.view, run: run.key }) }, run.verb));
   if (key === "score") {
     const spread = typeof run.sd === "number" ? ` ± ${fmt(run.sd)}` : typeof run.low === "number" ? ` (${fmt(run.low)} to ${fmt(run.high)})` : "";
-    return el("td", { class: "n" }, num(run.score), el("span", { class: "faint" }, spread));
+    return el("td", { class: "n" }, num(run.score), spread ? el("span", { class: "faint spread" }, spread) : null);
   }
   if (key === "metric") return el("td", null, run.metric ? metricTitle(run.metric) : "–");
   if (key === "started") return el("td", { class: "nowrap" }, (run.started || "–").replace("T", " ").slice(0, 16));
@@ -88,13 +88,13 @@ async function opened(box, ctx, key) {
   const command = run.command.map(quoteWord).join(" ");
   const copy = el("button", { type: "button", class: "tool", click: () => navigator.clipboard?.writeText(command).then(() => { copy.textContent = "Copied"; }) }, "Copy");
   const phases = Object.entries(run.phases).map(([k, v]) => `${k} ${fmt(v)} s`).join(", ");
-  put(box, el("h3", { tabindex: "-1" }, run.name, " ", badge(run)), troubles(run.problems),
+  put(box, el("h3", { tabindex: "-1" }, run.name), el("p", null, explained(run)), troubles(run.problems),
     facts([["score", run.score], ["metric", run.metric ? metricTitle(run.metric) : null], ["n", run.n], ["seconds", run.seconds], ["peak MB", run.peak_rss_mb], ["phases", phases || null], ["finished", run.finished], ["made with", Object.entries(run.versions).map(([k, v]) => `${k} ${v}`).join(", ") || null]]),
     el("h4", null, "To make it again"), command ? el("p", { class: "command" }, el("code", null, command), " ", copy) : el("p", { class: "faint" }, "The command was not kept."),
     Object.entries(run.notes).map(([k, v]) => el("p", { class: "faint" }, `${k}: ${fmt(v)}`)),
     el("h4", null, "Settings"), facts(Object.entries(run.settings).map(([k, v]) => [k, v === null ? null : typeof v === "object" ? JSON.stringify(v) : fmt(v)])),
     el("h4", null, "Every number"), facts(Object.entries(run.numbers).map(([k, v]) => [metricName(k), typeof v === "number" ? v : fmt(v)])),
-    el("p", null, run.view === "runs" ? null : el("a", { class: "cross", href: address({ view: run.view, run: run.key }) }, "See it drawn →"), " ", el("button", { type: "button", class: "tool", click: () => setState({ open: "" }) }, "Close")));
+    el("p", null, run.view === "runs" || run.status === "broken" ? null : el("a", { class: "cross", href: address({ view: run.view, run: run.key }) }, "See it drawn →"), " ", el("button", { type: "button", class: "tool", click: () => setState({ open: "" }) }, "Close")));
 }
 
 /** The view of all runs. */
@@ -106,8 +106,11 @@ export const runsView = {
     const controls = el("div", { class: "controls" });
     const live = el("div", { class: "live", "aria-live": "polite" });
     const panel = el("section", { class: "panel", "aria-label": "Chosen runs" });
+    const aside = el("p", { class: "faint aside", hidden: true }, "The table goes on to the right: scroll it, or use the arrow keys.");
+    const key = el("p", { class: "note" }, ctx.runs.some((r) => r.limited) ? "limited: made on a sample of the rows (--limit, --limit-eval)." : "");
     const box = el("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Runs" });
-    put(main, el("h2", { tabindex: "-1" }, "Runs"), line, controls, live, panel, box);
+    put(main, el("h2", { tabindex: "-1" }, "Runs"), line, controls, live, panel, aside, box, key);
+    new ResizeObserver(() => { aside.hidden = box.scrollWidth <= box.clientWidth; }).observe(box);
     const kinds = [["", "all verbs"], ...[...new Set(ctx.runs.map((r) => r.verb))].sort().map((v) => [v, v])];
     const states = [["", "any state"], ...[...new Set(ctx.runs.map((r) => r.status))].sort().map((v) => [v, v])];
     const first = readState();

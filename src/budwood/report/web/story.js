@@ -2,7 +2,7 @@
 
 import { el, put, quote } from "./dom.js";
 import { address } from "./state.js";
-import { badge, claim, troubles } from "./parts.js";
+import { claim, explained, troubles } from "./parts.js";
 import { skillPicture } from "./skill.js";
 import { probePicture } from "./probe.js";
 import { featuresPicture } from "./features.js";
@@ -40,7 +40,7 @@ export const storyView = {
       if (!run) { put(body, el("p", { class: "faint" }, `The step '${step.id}' has no run yet.`)); return; }
       const d = await ctx.source.detail(run.key);
       const picture = d.problem || !PICTURES[d.view] ? null : PICTURES[d.view](d, run);
-      put(body, el("p", null, badge(run)), troubles([...run.problems, ...(d.problem ? [d.problem] : [])]), claim(d.claim), picture, el("p", null, el("a", { class: "cross", href: address({ view: run.view, run: run.key }) }, "Look closer →"), " ", el("code", { class: "faint" }, run.verb)));
+      put(body, el("p", null, explained(run)), troubles([...run.problems, ...(d.problem ? [d.problem] : [])]), claim(d.claim), picture, el("p", null, el("a", { class: "cross", href: address({ view: run.view, run: run.key }) }, "Look closer →"), " ", el("code", { class: "faint" }, run.verb)));
     }));
     return () => {};
   },

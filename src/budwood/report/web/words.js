@@ -14,7 +14,9 @@ export function metricName(key) {
 
 /** A metric in words, with its direction where less is better. */
 export function metricTitle(key) {
-  return `${metricName(key)}${metrics[key]?.lower ? " (lower is better)" : ""}`;
+  const name = metricName(key);
+  if (!metrics[key]?.lower) return name;
+  return name.endsWith(")") ? `${name.slice(0, -1)}, lower is better)` : `${name} (lower is better)`;
 }
 
 /** A text that begins with a capital. */
