@@ -9,7 +9,7 @@ from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.texts import Texts
 from budwood.report.views.chance import auc_half, ranged
-from budwood.report.views.words import number
+from budwood.report.views.words import number, scores_name
 
 KEYS = ("results", "ceiling", "random", "subsets", "seeds", "planted", "targets", "retrains", "diverged")
 MEASURES = (("lds", "predicts retraining: rank correlation"), ("auc", "finds planted wrong labels: AUC"))
@@ -38,9 +38,11 @@ def claim(room: Room) -> str:
         scored = [{**r, "score": r[key]} for r in results if isinstance(r.get(key), int | float)]
         if scored:
             first, best = scored[0], max(scored, key=lambda r: r[key])  # a run's score is that of the first
-            said = f"{first['scores']} {words} {ranged(first)}" + (", the best" if first is best and scored[1:] else "")
+            said = f"{scores_name(first['scores'])} {words} {ranged(first)}" + (
+                ", the best" if first is best and scored[1:] else ""
+            )
             if first is not best:
-                said += f"; the best of {len(scored)}, {best['scores']}, has {ranged(best)}"
+                said += f"; the best of {len(scored)}, {scores_name(best['scores'])}, has {ranged(best)}"
                 said += " (not told apart from it)" if key == "auc" and not far(m, first["auc"], best["auc"]) else ""
             beside = [f"{w} {number(m[k])}" for k, w in LINES if isinstance(m.get(k), int | float)]
             return said + (f"; {', '.join(beside)}." if beside else ".")
@@ -48,7 +50,7 @@ def claim(room: Room) -> str:
     if flipped:
         best = max(flipped, key=lambda r: r["flipped"] / max(1, r.get("targets") or 1))
         rows, answers, of = number(best.get("k")), number(best["flipped"]), number(best.get("targets"))
-        return f"Removing the {rows} rows that {best['scores']} names changes {answers} of {of} answers."
+        return f"Removing the {rows} rows that {scores_name(best['scores'])} names changes {answers} of {of} answers."
     if not results and isinstance(m.get("ceiling"), int | float):
         return f"Models were retrained, and no scores are checked yet; their ceiling is {number(m['ceiling'])}."
     return "No model has been retrained yet." if not results else f"{len(results)} scores were checked."

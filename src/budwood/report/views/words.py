@@ -37,6 +37,7 @@ METRICS = {  # as people read them; others are shown by their own name
     "fraction": "share of the weights",
     "found_in_top_20": "found in the first 20 % of the rows",
     "found_in_top_10": "found in the first 10 % of the rows",
+    "confident": "confident learning",
     "detection_area": "area under the curve of what is found",
     "looked_at": "share of the rows looked at",
     "times_chance": "times chance",
@@ -56,6 +57,16 @@ def metric_name(metric: Any) -> str:
     ('logarithmic error (RMSLE)', 'accuracy')
     """
     return (METRICS | BASELINES).get(str(metric), str(metric).replace("_", " ")) if metric else "score"
+
+
+def scores_name(name: Any) -> str:
+    """Whose scores, in words.
+
+    >>> scores_name("self:ekfac@auto"), scores_name("confident"), scores_name("ekfac")
+    ('self-influence (ekfac)', 'confident learning', 'ekfac')
+    """
+    own = re.match(r"self:([^@]+)", str(name))
+    return f"self-influence ({own[1]})" if own else metric_name(name)
 
 
 def number(value: Any) -> str:

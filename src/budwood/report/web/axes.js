@@ -44,6 +44,11 @@ export function label(x, y, text, more) {
   return svg("text", { x, y, fill: inks().quiet, "dominant-baseline": "middle", stroke: inks().paper, "stroke-width": 3, "paint-order": "stroke", "stroke-linejoin": "round", ...more }, text);
 }
 
+/** A size of type in which a text fits into a width. */
+const fit = (text, wide) => Math.max(8, Math.min(12, wide / (0.55 * text.length)));
+/** By how much half of a text is wider than half of the place for it. */
+const over = (text, wide) => Math.max(0, (6.6 * text.length - wide) / 2);
+
 /** Both axes of a plot with quiet grid lines; `box` is {left, top, right, bottom} in pixels. */
 export function axes(box, x, y, names) {
   const { line, quiet } = inks();
@@ -61,8 +66,9 @@ export function axes(box, x, y, names) {
     g.append(label(x(t), box.bottom + 15, names.xText ? names.xText(t) : fmt(t), { "text-anchor": "middle" }));
   });
   g.append(svg("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, stroke: quiet }));
-  if (names.x) g.append(label((box.left + box.right) / 2, box.bottom + 34, names.x, { "text-anchor": "middle" }));
-  if (names.y) g.append(label(4, 9, names.y, { "text-anchor": "start" }));
+  const wide = box.right + 8;
+  if (names.x) g.append(label(Math.max((box.left + box.right) / 2 - over(names.x, box.right - box.left), wide / 2), box.bottom + 34, names.x, { "text-anchor": "middle", "font-size": fit(names.x, wide) }));
+  if (names.y) g.append(label(4, 9, names.y, { "text-anchor": "start", "font-size": fit(names.y, wide) }));
   return g;
 }
 

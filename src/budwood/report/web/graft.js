@@ -74,7 +74,7 @@ function states(d, run) {
   }), table({ columns, rows }),
   fitted ? el("p", { class: "note" }, `Temperatures are fitted on ${fmt(fitted)} rows that are not the reported ones.`) : "",
   why.length ? el("p", { class: "note" }, `No temperature for ${why.join("; ")}.`) : "",
-  worse.length ? el("p", { class: "note" }, `Scaling makes it worse for ${worse.join(" and ")}: the rows that the temperature was fitted on are not like the reported ones.`) : ""];
+  worse.length ? el("p", { class: "note" }, `Scaling does not help ${worse.join(" and ")}: the rows that the temperature was fitted on may be easier or harder than the reported ones.`) : ""];
 }
 
 /** A square matrix with names, e.g. of overlaps. */

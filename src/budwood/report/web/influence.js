@@ -6,7 +6,7 @@ import { diverging, inkOn, theme } from "./colour.js";
 import { textAt } from "./source.js";
 import { csv, download, table } from "./frame.js";
 import { caveats, choice, overRuns, rowFacts, rowText } from "./parts.js";
-import { blockName } from "./words.js";
+import { blockName, scoresName } from "./words.js";
 
 const MOST_LISTED = 1000;
 
@@ -172,7 +172,7 @@ function correlationTable(c) {
 
 function suspectList(d) {
   const s = d.suspects;
-  return [el("h3", null, "Mislabel suspects"), el("p", { class: "note" }, `The ${s.items.length} of ${fmt(s.of)} training rows that explain themselves most (${s.by}): often odd, hard or mislabelled. A suspicion to read, not a verdict.`),
+  return [el("h3", null, "Mislabel suspects"), el("p", { class: "note" }, `The ${s.items.length} of ${fmt(s.of)} training rows that explain themselves most (${scoresName(s.by)}): often odd, hard or mislabelled. A suspicion to read, not a verdict.`),
     el("ol", { class: "rows suspects" }, s.items.map((r) => el("li", null, rowText(r), rowFacts(r), el("span", { class: "faint" }, "self-influence ", num(r.value)))))];
 }
 

@@ -51,7 +51,7 @@ export function choice(name, options, value, act) {
 
 /** How a run is called in lists. */
 export function title(run) {
-  return `${run.name} · ${run.models.join(" ") || "?"} on ${run.task}`;
+  return `${run.name} · ${run.models.join(", ") || "?"} on ${run.task}`;
 }
 
 /** A heading with a link that says more. */

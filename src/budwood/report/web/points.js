@@ -23,7 +23,8 @@ export function points(width, spec, say) {
     page.append(svg("line", { x1: box.left, x2: box.right, y1: y(r.at), y2: y(r.at), stroke: quiet, "stroke-dasharray": "3 3", "data-value": r.at }));
     const text = `${r.name} ${fmt(r.at)}`;
     const busy = spec.points.some((p) => Math.abs(y(p.y) - y(r.at)) < 26 && x(p.x) > box.right - 6.4 * text.length - 12); // a point is where the name would stand
-    page.append(label(busy ? box.left + 4 : box.right, y(r.at) + 10, text, { "text-anchor": busy ? "start" : "end", "font-size": 11, "data-rule": r.at }));
+    const across = (spec.xRules || []).map((o) => x(o.at)).filter((at) => at < box.left + 6.4 * text.length + 8); // begin behind upright lines
+    page.append(label(busy ? Math.max(box.left + 4, ...across.map((at) => at + 5)) : box.right, y(r.at) + 10, text, { "text-anchor": busy ? "start" : "end", "font-size": 11, "data-rule": r.at }));
   }
   for (const r of spec.xRules || []) if (typeof r.at === "number") {
     page.append(svg("line", { y1: box.top, y2: box.bottom, x1: x(r.at), x2: x(r.at), stroke: quiet, "stroke-dasharray": "3 3", "data-value": r.at }));

@@ -108,7 +108,7 @@ export const runsView = {
     const panel = el("section", { class: "panel", "aria-label": "Chosen runs" });
     const aside = el("p", { class: "faint aside", hidden: true }, "The table goes on to the right: scroll it, or use the arrow keys.");
     const key = el("p", { class: "note" }, ctx.runs.some((r) => r.limited) ? "limited: made on a sample of the rows (--limit, --limit-eval)." : "");
-    const box = el("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Runs" });
+    const box = el("div", { class: ctx.runs.length > 40 ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": "Runs" });
     put(main, el("h2", { tabindex: "-1" }, "Runs"), line, controls, live, panel, aside, box, key);
     new ResizeObserver(() => { aside.hidden = box.scrollWidth <= box.clientWidth; }).observe(box);
     const kinds = [["", "all verbs"], ...[...new Set(ctx.runs.map((r) => r.verb))].sort().map((v) => [v, v])];

@@ -19,6 +19,12 @@ export function metricTitle(key) {
   return name.endsWith(")") ? `${name.slice(0, -1)}, lower is better)` : `${name} (lower is better)`;
 }
 
+/** Whose scores, in words: self:ekfac@auto is the influence of rows on themselves by ekfac. */
+export function scoresName(key) {
+  const own = /^self:([^@]+)/.exec(String(key));
+  return own ? `self-influence (${own[1]})` : metricName(key);
+}
+
 /** A text that begins with a capital. */
 export function capital(text) {
   return text.charAt(0).toUpperCase() + text.slice(1);
