@@ -205,6 +205,33 @@ def test_points_bars_and_tables(tab: Tab, runs: dict[str, Path]) -> None:
     assert cells == [r[k] for r in results for k in ("lds", "low", "high")]
 
 
+def test_from_a_graft_to_the_rows_behind_its_weights(
+    browser: Any, server: str, file: str, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server counts the mask itself; a file links to whole layers, says so, and names the command for it."""
+    from budwood.methods.influence import masked
+
+    (runs["graft"] / "reviews.graft").write_bytes(b"a graft")
+    counted = np.random.default_rng(4).normal(size=60)
+    monkeypatch.setattr(masked, "graft_scores", lambda *given: counted)
+    tab = Tab(browser, server)
+    page = tab.go("view=graft&run=graft")
+    page.locator("a.cross", has_text="in this graft's weights alone").click()
+    page.wait_for_selector(f".side:first-child .card:first-child[data-n='{int(counted.argmax())}']")
+    assert "Counted in the weights of graft alone." in page.locator(".answer .note").inner_text()
+    page.get_by_role("button", name="Count all weights").click()
+    scores = Scores.open(runs["influence"])
+    best = int(scores.row(0, scores.find("ekfac")).argmax())
+    page.wait_for_selector(f".side:first-child .card:first-child[data-n='{best}']")
+    tab.close()
+    tab = Tab(browser, file)
+    page = tab.go("view=graft&run=graft")
+    words = page.locator("main").inner_text()
+    assert "The link counts whole layers." in words
+    assert "budwood influence show runs/influence --query 0 --graft runs/graft/reviews.graft" in words
+    tab.close()
+
+
 BESIDE = """() => [...document.querySelectorAll('figure [data-rule]')].map((t) => {
   const all = [...t.closest('svg').querySelectorAll('line[data-value]')];
   const lines = all.map((x) => x.getBoundingClientRect());

@@ -295,3 +295,27 @@ def test_view_of_one_run_opens_at_it(
     assert end.value.code == 0 and shown == [runs["tuned"].resolve().parent]
     assert "/#view=runs&open=tuned " in said and "is a run; all runs of runs are served" in said
     assert Shelf(shown[0]).run("tuned")["full"]["name"] == "tuned"
+
+
+def test_influence_in_the_weights_of_a_graft(served: Served, runs: dict[str, Path], monkeypatch: Any) -> None:
+    """The server ranks by what `influence show --graft` counts, once per query; a run without a graft says so."""
+    from budwood.methods.influence import masked
+
+    (runs["graft"] / "reviews.graft").write_bytes(b"a graft")
+    counted = np.random.default_rng(3).normal(size=60)
+    asked: list[tuple[int, str, str]] = []
+
+    def count(run: Path, scores: Scores, query: int, matrix: Matrix, graft: Path) -> np.ndarray:
+        asked.append((query, matrix.strategy, graft.name))
+        return counted
+
+    monkeypatch.setattr(masked, "graft_scores", count)
+    path = "/api/query?key=influence&q=4&strategy=ekfac&graft="
+    top = served.json(f"{path}graft")["answer"]["top"]
+    order = np.argsort(-counted, kind="stable")
+    assert top["rows"] == [*order[:20].tolist(), *order[-20:].tolist()]
+    np.testing.assert_allclose(top["scores"], counted[top["rows"]], rtol=1e-5)
+    assert served.json(f"{path}graft")["answer"]["top"] == top and asked == [(4, "ekfac", "reviews.graft")]
+    code, _, body = served.get(f"{path}tuned")
+    assert code == 404 and "holds no graft file" in json.loads(body)["error"]
+    assert served.get(f"{path}nope")[0] == 404

@@ -6,17 +6,22 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from budwood.config.data import DataConfig
 from budwood.config.influence import IndexConfig, QueryConfig
+from budwood.errors import DataError
+from budwood.methods.influence.scores import Matrix, Scores
 from budwood.report.room import Room
 from budwood.report.shelf import Asker
 
 ROWS = 10
+KEPT = 64  # rows of scores by graft
+ONE = Lock()  # one question at a time: the model is changed while gradients are taken
 
 
 def asker(model: str) -> Asker:
     """A function that answers texts with this model; torch is imported when the first one is asked."""
-    lock = Lock()  # one question at a time: the model is changed while gradients are taken
 
     def ask(room: Room, text: str) -> dict[str, Any]:
         from budwood.data.source import load_task
@@ -28,10 +33,29 @@ def asker(model: str) -> Asker:
         seed = own.data_seed if own.data_seed is not None else own.seed
         task = load_task(DataConfig(**{**data, "offline": True, "data_seed": seed}))
         cfg = QueryConfig(asked_text=text, task=task.name, top=ROWS, bottom=ROWS)
-        with lock:
+        with ONE:
             found = answer(Path(room.path), cfg, model, task, own)
         said = found["query"].get("predicted")
         rows = [*found["top"], *reversed(found["bottom"])]
         return {"rows": rows, "said": f"The model says {said}." if said else "", "strategy": found["strategy"]}
 
     return ask
+
+
+def in_graft(run: Path, scores: Scores, query: int, matrix: Matrix, graft: Path) -> np.ndarray:
+    """One query's scores counting the weights of a graft alone, kept for those that are looked at again."""
+    key = (run.resolve(), query, matrix.strategy, matrix.damping, graft.resolve(), graft.stat().st_mtime_ns)
+    with ONE:
+        if key not in _inside:
+            from budwood.methods.influence.masked import graft_scores
+
+            while len(_inside) >= KEPT:
+                del _inside[next(iter(_inside))]
+            try:
+                _inside[key] = graft_scores(run, scores, query, matrix, graft)
+            except (RuntimeError, StopIteration) as e:
+                raise DataError(f"{graft.name} cannot be counted in this run: its model or rows have changed.") from e
+        return _inside[key]
+
+
+_inside: dict[Any, np.ndarray] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from budwood.errors import DataError, StoreError
 from budwood.report.limits import Limits
@@ -18,6 +18,12 @@ from budwood.report.texts import Texts
 from budwood.report.views.words import glossary
 from budwood.store.files import digest
 from budwood.store.index import directories
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from budwood.methods.influence.scores import Matrix
+    from budwood.report.views.influence import Desk
 
 FILES = ("run.json", "metrics.json", "cost.json")
 LIVE = Limits(queries=20_000, each=20, strategies=8, detail=0, records=40, suspects=200, longest=4000)
@@ -83,9 +89,13 @@ class Shelf:
             told["asks"] = True
         return {"full": full(room, key), "detail": told, "texts": texts.kept}
 
-    def query(self, key: str, query: int, strategy: str, layers: tuple[str, ...]) -> dict[str, Any]:
-        """One query's best and worst rows: one row of one matrix is read."""
-        from budwood.report.views.influence import Desk
+    def query(
+        self, key: str, query: int, strategy: str, layers: tuple[str, ...] = (), graft: str = ""
+    ) -> dict[str, Any]:
+        """One query's best and worst rows: one row of one matrix is read. With the key of a graft, its weights alone
+        are counted, which takes a pass over the training rows.
+        """
+        from budwood.report.views.influence import Desk, extremes
 
         room, texts = self.room(key), Texts(longest=LIVE.longest)
         desk = Desk.open(room)
@@ -94,7 +104,10 @@ class Shelf:
         matrix = desk.scores.find(strategy)
         if unknown := set(layers) - set(desk.parts(matrix)):
             raise DataError(f"There are no scores of the part '{min(unknown)}' in this run.")
-        top = desk.ranked(query, matrix, LIVE.each, layers)
+        if graft:
+            top = extremes(self.inside(room, desk, query, matrix, self.room(graft)), LIVE.each)
+        else:
+            top = desk.ranked(query, matrix, LIVE.each, layers)
         answer = {
             "top": top,
             "train": desk.train_rows(texts, top["rows"]),
@@ -102,6 +115,16 @@ class Shelf:
             "partial": False,
         }
         return {"answer": plain(answer), "texts": texts.kept}
+
+    @staticmethod
+    def inside(room: Room, desk: Desk, query: int, matrix: Matrix, graft: Room) -> np.ndarray:
+        """One query's scores in the weights of a run's graft alone."""
+        from budwood.report.asking import in_graft
+
+        file = graft.file(Path(str(graft.metrics.get("file", ""))).name or "none")
+        if file is None:
+            raise DataError(f"The run '{graft.path.name}' holds no graft file any more.")
+        return in_graft(room.path, desk.scores, query, matrix, file)
 
     def typed(self, key: str, text: str) -> dict[str, Any]:
         """The training rows behind a text that somebody typed."""

@@ -102,7 +102,7 @@ def application(runs: Path, door: Door, ask: Asker | None = None) -> Starlette:
         number = asked.get("q", "")
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             raise ConfigError("q has to be the number of a query.")
-        return shelf.query(key(request), int(number), asked.get("strategy", ""), layers)
+        return shelf.query(key(request), int(number), asked.get("strategy", ""), layers, asked.get("graft", ""))
 
     def typed(request: Request) -> Any:
         text = request.query_params.get("text", "").strip()

@@ -137,18 +137,8 @@ class Desk:
         return sum_of([self.scores.row(query, replace_module(matrix, name)) for name in layers])
 
     def ranked(self, query: int, matrix: Matrix, each: int, layers: Sequence[str] = ()) -> dict[str, Any]:
-        """The most helpful rows, best first, then the most harmful, worst last; and the helpful ones' share."""
-        score_N = np.nan_to_num(self.row(query, matrix, layers))
-        each = min(each, len(score_N) // 2)
-        order = np.argsort(-score_N, kind="stable")
-        chosen = np.concatenate([order[:each], order[len(order) - each :]])
-        help_ = float(np.maximum(score_N, 0).sum(dtype=np.float64))
-        top = float(np.maximum(score_N[order[:each]], 0).sum(dtype=np.float64))
-        return {
-            "rows": [int(n) for n in chosen],
-            "scores": [short(float(score_N[n])) for n in chosen],
-            "share": short(top / help_) if help_ > 0 else None,
-        }
+        """The rows that matter most to a query, counting all of the model or these layers of it."""
+        return extremes(self.row(query, matrix, layers), each)
 
     def inner(self, query: int, matrix: Matrix, each: int) -> dict[str, Any]:
         """Shares by layer and by token of the first rows of each side."""
@@ -163,6 +153,25 @@ class Desk:
             pairs = {n: self.scores.token_row(query, n, matrix) for n in top}
             out["tokens"] = {str(n): [list(w), [short(float(x)) for x in v]] for n, (w, v) in pairs.items()}
         return out
+
+
+def extremes(score_N: np.ndarray, each: int) -> dict[str, Any]:
+    """The most helpful rows, best first, then the most harmful, worst last; and the helpful ones' share.
+
+    >>> extremes(np.array([1.0, -2.0, 3.0, 0.0]), 1)
+    {'rows': [2, 1], 'scores': [3.0, -2.0], 'share': 0.75}
+    """
+    score_N = np.nan_to_num(score_N)
+    each = min(each, len(score_N) // 2)
+    order = np.argsort(-score_N, kind="stable")
+    chosen = np.concatenate([order[:each], order[len(order) - each :]])
+    help_ = float(np.maximum(score_N, 0).sum(dtype=np.float64))
+    top = float(np.maximum(score_N[order[:each]], 0).sum(dtype=np.float64))
+    return {
+        "rows": [int(n) for n in chosen],
+        "scores": [short(float(score_N[n])) for n in chosen],
+        "share": short(top / help_) if help_ > 0 else None,
+    }
 
 
 def answers(room: Room) -> dict[str, dict[str, Any]]:

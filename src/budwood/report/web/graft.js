@@ -145,7 +145,7 @@ function buildGraft(body, d, run, ctx) {
     const chart = figure(mapSpec(d, run, "share", null));
     const has = ctx.runs.find((r) => r.view === "influence" && r.task === run.task);
     const heavy = heavyLayers(d.map);
-    add(body, holder, chart, has ? el("p", null, crossLink(`Influence counted in the layers that hold most of it (${heavy.join(", ")})`, { view: "influence", run: has.key, layers: heavy.join(",") }), el("br"), el("span", { class: "note" }, "The link counts whole layers. In this graft's weights alone: ", el("code", null, `budwood influence show ${has.place} --query 0 --graft ${run.place}/${d.file || "NAME.graft"}`))) : "");
+    add(body, holder, chart, has ? el("p", null, ctx.source.live ? crossLink("Influence counted in this graft's weights alone", { view: "influence", run: has.key, graft: run.key }) : [crossLink(`Influence counted in the layers that hold most of it (${heavy.join(", ")})`, { view: "influence", run: has.key, layers: heavy.join(",") }), el("br"), el("span", { class: "note" }, "The link counts whole layers. In this graft's weights alone: ", el("code", null, `budwood influence show ${has.place} --query 0 --graft ${run.place}/${d.file || "NAME.graft"}`))]) : "");
     let was = null;
     follow.push(async (state) => {
       const now = `${state.map}|${state.fisher}`;

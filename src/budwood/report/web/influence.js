@@ -130,12 +130,15 @@ async function showQuery(box, d, run, ctx, state, q, strategy) {
   const names = layers.flatMap((l) => known.filter((k) => k === l || isBlock(k, l)));
   const counted = names.map(blockName).join(", ");
   let answer;
-  try { answer = await ctx.source.query(run.key, q, strategy, names); } catch (e) { put(box, el("p", { class: "trouble" }, String(e.message || e))); return; }
-  if (readState().q !== undefined && Number(readState().q) !== q) return;
+  const graft = ctx.source.live && state.graft ? ctx.runs.find((r) => r.key === state.graft) : null;
+  if (graft) put(box, el("p", { class: "note" }, `Counting the weights of ${graft.name} alone: a pass over the training rows, the first takes longest …`));
+  try { answer = await ctx.source.query(run.key, q, strategy, names, graft?.key); } catch (e) { put(box, el("p", { class: "trouble" }, String(e.message || e))); return; }
+  if ((readState().q !== undefined && Number(readState().q) !== q) || (readState().graft || "") !== (state.graft || "")) return;
   let { rows, scores } = answer.top || { rows: [], scores: [] };
   const inner = answer.inner || {};
   let told = null;
-  if (layers.length && !known.length) told = "This run has no scores by layer (score with --per-layer), so all layers are counted.";
+  if (graft) told = `Counted in the weights of ${graft.name} alone.`;
+  else if (layers.length && !known.length) told = "This run has no scores by layer (score with --per-layer), so all layers are counted.";
   else if (layers.length && answer.partial) {
     const places = names.map((n) => known.indexOf(n));
     const inside = rows.map((n, i) => [n, inner.layers?.[n] ? places.reduce((sum, p) => sum + inner.layers[n][p], 0) : null, i]).filter((x) => x[1] !== null).sort((a, b) => b[1] - a[1]);
@@ -149,7 +152,7 @@ async function showQuery(box, d, run, ctx, state, q, strategy) {
   const sides = layers.length && answer.partial ? [at.filter((x) => x[1] >= 0), at.filter((x) => x[1] < 0).toReversed()] : [at.slice(0, half), at.slice(half).toReversed()];
   const side = (name, list, about) => el("section", { class: "side", "aria-label": name }, el("h4", null, name, el("span", { class: "faint" }, ` ${about}`)), el("ol", { class: "cards" }, list.map(([n, s], i) => card(answer.train[n] || { id: n }, n, i + 1, s, most, query, inner, known))));
   const file = () => download(`${run.name}-query-${q}.csv`, "text/csv", csv({ columns: ["rank", "id", "score", "label", "text"].map((key) => ({ key, label: key })), rows: at.map(([n, s], i) => ({ rank: i + 1, id: answer.train[n]?.id, score: s, label: answer.train[n]?.label, text: answer.train[n]?.text === undefined ? "" : textAt(answer.train[n].text) })) }));
-  put(box, el("article", { class: "query", "data-q": q }, el("h3", null, `Query ${q + 1}`), rowText(query, shaded(query, sides, answer.train)), rowFacts(query)), told ? el("p", { class: "note" }, told, " ", el("button", { type: "button", class: "tool", click: () => setState({ layers: "" }) }, "Count all layers")) : null,
+  put(box, el("article", { class: "query", "data-q": q }, el("h3", null, `Query ${q + 1}`), rowText(query, shaded(query, sides, answer.train)), rowFacts(query)), told ? el("p", { class: "note" }, told, " ", el("button", { type: "button", class: "tool", click: () => setState({ layers: "", graft: "" }) }, graft ? "Count all weights" : "Count all layers")) : null,
     el("p", null, el("button", { type: "button", class: "tool", click: file }, "CSV")),
     el("div", { class: "sides" }, side("Helped", sides[0], "more weight on these would raise the answer"), side("Harmed", sides[1], "more weight on these would lower it")));
 }
@@ -195,7 +198,7 @@ export const influenceView = {
   id: "influence",
   title: "Influence",
   mount: (main, ctx) => overRuns(main, ctx, {
-    id: "influence", title: "Influence explorer", lead: "Which training rows made it?", make: "budwood influence score RUN --task tiny-sentiment --strategy ekfac,identity", prefer: (r) => r.verb === "influence score", reset: { q: "", find: "", label: "", said: "", layers: "" },
+    id: "influence", title: "Influence explorer", lead: "Which training rows made it?", make: "budwood influence score RUN --task tiny-sentiment --strategy ekfac,identity", prefer: (r) => r.verb === "influence score", reset: { q: "", find: "", label: "", said: "", layers: "", graft: "" },
     build(body, d, run, ctx) {
       if (d.suspects.items.length) add(body, ...suspectList(d));
       const asked = el("div", { class: "asked" });
@@ -219,7 +222,7 @@ export const influenceView = {
         const strategy = d.strategies.some((s) => s.name === state.strategy) ? state.strategy : d.strategies[0].name;
         const q = Math.min(Math.max(0, Number(state.q) || 0), d.queries.length - 1);
         list.update(state, q);
-        const now = [q, strategy, state.layers, state.beside, theme()].join("|");
+        const now = [q, strategy, state.layers, state.graft, state.beside, theme()].join("|");
         if (now === was) return;
         was = now;
         showQuery(answer, d, run, ctx, state, q, strategy);

@@ -43,8 +43,9 @@ function remote() {
       const reply = await once(`api/run?key=${name(key)}`);
       return withTexts(reply.detail, reply.texts);
     },
-    query: async (key, query, strategy, layers) => {
-      const reply = await once(`api/query?key=${name(key)}&q=${query}&strategy=${name(strategy)}&layers=${name(layers.join(","))}`);
+    query: async (key, query, strategy, layers, graft) => {
+      const part = graft ? `&graft=${name(graft)}` : `&layers=${name(layers.join(","))}`;
+      const reply = await once(`api/query?key=${name(key)}&q=${query}&strategy=${name(strategy)}${part}`);
       return withTexts(reply.answer, reply.texts);
     },
     progress: () => ask("api/progress"),
