@@ -7,7 +7,7 @@ from typing import Any
 from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.texts import Texts
-from budwood.report.views.words import LOWER_IS_BETTER, number
+from budwood.report.views.words import LOWER_IS_BETTER, metric_name, number
 
 SCORES = ("metric", "score", "low", "high", "rmsle", "exact", "parse_rate", "accuracy", "lm_loss", "n", "run")
 
@@ -53,7 +53,8 @@ def claim(room: Room, cells: list[dict[str, Any]]) -> str:
     if isinstance(knee, dict) and knee.get("reason"):
         better = [_name(b) for b in knee.get("better") or []]
         reason = str(knee["reason"]).rstrip(".")
-        return reason[0].upper() + reason[1:] + (f"; {', '.join(better)} does better." if better else ".")
+        said = reason[0].upper() + reason[1:] + (f"; {', '.join(better)} does better." if better else ".")
+        return said + best_of(room, cells)
     if not cells:
         return "This study has no finished cell yet."
     best = cells[0]["new"] or {}
@@ -62,3 +63,13 @@ def claim(room: Room, cells: list[dict[str, Any]]) -> str:
 
 def _name(way: dict[str, Any]) -> str:
     return str(way["retain"]) if way.get("strength") is None else f"{way['retain']} at strength {way['strength']:g}"
+
+
+def best_of(room: Room, cells: list[dict[str, Any]]) -> str:
+    """The run's own score, and the way that has it: one of those tried, or the median of its seeds."""
+    score, metric = room.metrics.get("score"), room.metrics.get("metric")
+    if not isinstance(score, int | float) or len(cells) < 2:
+        return ""
+    way = next((_name(c) for c in cells if (c["new"] or {}).get("score") == score), "")
+    which = f"lowest {metric_name(metric)}" if metric in LOWER_IS_BETTER else f"highest {metric_name(metric)}"
+    return f" The {which} on {room.task} is {number(score)}{f' ({way})' if way else ''}."

@@ -44,6 +44,7 @@ def claim(room: Room) -> str:
         )
     said = f"{few} recover {percent(m.get('recovered'))} of what tuning on {room.task} gained"
     said += f" (95 % interval {percent(sure['low'], 2)} to {percent(sure['high'], 2)})" if sure else ""
+    said += f", with a score of {number(m['graft']['score'])}" if isinstance(m.get("graft"), dict) else ""
     same = [
         r
         for r in m.get("curve") or []

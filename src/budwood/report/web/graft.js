@@ -160,7 +160,8 @@ function buildGraft(body, d, run, ctx) {
   if (d.curve && d.curve.length) {
     const chart = figure(curveSpec(d, run, d.fraction));
     const s = sizes(d, run, chart);
-    add(body, d.answer ? el("p", { class: "claim small" }, d.answer) : "", s.node, chart);
+    const small = d.recovery && !d.recovery.clear;
+    add(body, small ? el("p", { class: "trouble" }, `The gain is ${fmt(d.recovery.rows)} rows and too small to split: the shares below are mostly chance.`) : d.answer ? el("p", { class: "claim small" }, d.answer) : "", s.node, chart);
     let was = null;
     follow.push((state) => { if (state.size !== was) { was = state.size; s.update(state); } });
   }

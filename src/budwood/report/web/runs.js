@@ -4,7 +4,7 @@ import { el, fmt, num, put, signed } from "./dom.js";
 import { address, readState, setState } from "./state.js";
 import { csv, download } from "./frame.js";
 import { badge, choice, explained, facts, troubles } from "./parts.js";
-import { metricName, metricTitle } from "./words.js";
+import { metricTitle } from "./words.js";
 
 const COLUMNS = [
   ["name", "run"], ["verb", "verb"], ["models", "model"], ["task", "task"], ["metric", "metric"], ["score", "score"],
@@ -51,11 +51,11 @@ function cell(run, key) {
 function diffTable(a, b, name) {
   const keys = [...new Set([...Object.keys(a), ...Object.keys(b)])].filter((k) => JSON.stringify(a[k]) !== JSON.stringify(b[k]));
   if (!keys.length) return el("p", { class: "faint" }, `Same ${name}.`);
-  const text = (v) => (v === undefined ? "–" : typeof v === "object" ? JSON.stringify(v) : fmt(v));
+  const text = (v) => (v === undefined || v === null ? "–" : typeof v === "object" ? JSON.stringify(v) : fmt(v));
   const numeric = name === "metrics";
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Differing ${name}` }, el("table", { class: "diff" },
     el("thead", null, el("tr", null, ["", "a", "b", numeric ? "b − a" : null].map((t) => (t === null ? null : el("th", { scope: "col", class: numeric && t ? "n" : null }, t))))),
-    el("tbody", null, keys.map((k) => el("tr", null, el("th", { scope: "row" }, k),
+    el("tbody", null, keys.map((k) => el("tr", null, el("th", { scope: "row" }, numeric ? metricTitle(k) : k.replaceAll("_", " ")),
       [a[k], b[k]].map((v) => el("td", { class: numeric ? "n" : null }, typeof v === "number" ? num(v) : text(v))),
       numeric ? el("td", { class: "n" }, typeof a[k] === "number" && typeof b[k] === "number" ? num(b[k] - a[k], signed(b[k] - a[k])) : "") : null)))));
 }
@@ -92,8 +92,8 @@ async function opened(box, ctx, key) {
     facts([["score", run.score], ["metric", run.metric ? metricTitle(run.metric) : null], ["n", run.n], ["seconds", run.seconds], ["peak MB", run.peak_rss_mb], ["phases", phases || null], ["finished", run.finished], ["made with", Object.entries(run.versions).map(([k, v]) => `${k} ${v}`).join(", ") || null]]),
     el("h4", null, "To make it again"), command ? el("p", { class: "command" }, el("code", null, command), " ", copy) : el("p", { class: "faint" }, "The command was not kept."),
     Object.entries(run.notes).map(([k, v]) => el("p", { class: "faint" }, `${k}: ${fmt(v)}`)),
-    el("h4", null, "Settings"), facts(Object.entries(run.settings).map(([k, v]) => [k, v === null ? null : typeof v === "object" ? JSON.stringify(v) : fmt(v)])),
-    el("h4", null, "Every number"), facts(Object.entries(run.numbers).map(([k, v]) => [metricName(k), typeof v === "number" ? v : fmt(v)])),
+    el("h4", null, "Settings"), facts(Object.entries(run.settings).map(([k, v]) => [k.replaceAll("_", " "), v === null ? null : typeof v === "object" ? JSON.stringify(v) : fmt(v)])),
+    el("h4", null, "Every number"), facts(Object.entries(run.numbers).map(([k, v]) => [metricTitle(k), typeof v === "number" ? v : fmt(v)])),
     el("p", null, run.view === "runs" || run.status === "broken" ? null : el("a", { class: "cross", href: address({ view: run.view, run: run.key }) }, "See it drawn →"), " ", el("button", { type: "button", class: "tool", click: () => setState({ open: "" }) }, "Close")));
 }
 
