@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,17 @@ def public(text: str, base: Path) -> str:
     ...        Path("/home/ann/study"))
     'no file data/a.csv, nor …/b.yaml; a/b and https://x.org/y stay'
     """
-    for known, told in ((base, ""), (Path.home(), "~/")):
-        if known.is_absolute() and len(known.parts) > 1:
-            text = text.replace(f"{known}/", told)
-            text = re.sub(rf"{re.escape(str(known))}(?![\w.-])", told.rstrip("/") or ".", text)
+    for known, whole, told in _known(base):
+        if known in text:
+            text = whole.sub(told.rstrip("/") or ".", text.replace(f"{known}/", told))
     return ABSOLUTE.sub(lambda m: f"…/{SLASH.split(m[0].rstrip('/.'))[-1]}" if len(m[0]) > 2 else m[0], text)
+
+
+@lru_cache(maxsize=64)
+def _known(base: Path) -> tuple[tuple[str, re.Pattern[str], str], ...]:
+    """Folders that have a name on pages: as text, as a pattern of it alone, and what stands for them."""
+    named = ((p, told) for p, told in ((base, ""), (Path.home(), "~/")) if p.is_absolute() and len(p.parts) > 1)
+    return tuple((str(p), re.compile(rf"{re.escape(str(p))}(?![\w.-])"), told) for p, told in named)
 
 
 def cleaned(value: Any, base: Path) -> Any:

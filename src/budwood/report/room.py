@@ -93,7 +93,12 @@ class Room:
     @cached_property
     def base(self) -> Path:
         """The folder that paths on the page are told from."""
-        return base_of(self.path.resolve())
+        return base_of(self.real)
+
+    @cached_property
+    def real(self) -> Path:
+        """Where it lies; links are left as they are, which asks no disk."""
+        return Path(os.path.abspath(self.path))  # noqa: PTH100
 
     def file(self, *parts: str) -> Path | None:
         """A file of the run, or None where it is missing or a link leads out of `root`."""

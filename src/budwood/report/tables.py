@@ -56,8 +56,8 @@ def entry(room: Room, key: str) -> dict[str, Any]:
         room,
         {
             "key": key,
-            "name": room.path.resolve().name,
-            "place": str(room.path.resolve()),
+            "name": room.real.name,
+            "place": str(room.real),
             "verb": room.verb,
             "view": view,
             "task": room.task,
