@@ -9,6 +9,7 @@ from budwood.report.room import Room
 from budwood.report.texts import Texts
 from budwood.report.views.words import LOWER_IS_BETTER, metric_name, number
 
+WAYS = {"none": "plain training", "ewc": "EWC", "l2": "L2 to base", "recadam": "RecAdam"}
 SCORES = ("metric", "score", "low", "high", "rmsle", "exact", "parse_rate", "accuracy", "lm_loss", "n", "run")
 
 
@@ -62,7 +63,8 @@ def claim(room: Room, cells: list[dict[str, Any]]) -> str:
 
 
 def _name(way: dict[str, Any]) -> str:
-    return str(way["retain"]) if way.get("strength") is None else f"{way['retain']} at strength {way['strength']:g}"
+    name = WAYS.get(str(way["retain"]), str(way["retain"]))
+    return name if way.get("strength") is None else f"{name} at strength {way['strength']:g}"
 
 
 def best_of(room: Room, cells: list[dict[str, Any]]) -> str:

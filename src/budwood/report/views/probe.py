@@ -40,9 +40,17 @@ def claim(room: Room, models: list[dict[str, Any]]) -> str:
     lines = room.metrics.get("baselines") or {}
     n, down = room.metrics.get("n"), room.metrics.get("metric") in LOWER_IS_BETTER
     said = [standing(m, lines.get("majority"), room.task, n, down) for m in models[:2]]
-    words = lines.get("bag_of_words")
-    beside = f" Counting words alone reaches {number(words)}." if isinstance(words, int | float) else ""
-    return " ".join(said) + beside
+    plain = {
+        "counting words alone": lines.get("bag_of_words"),
+        "a random encoder": _highest(lines.get("random_encoder")),
+    }
+    beside = [f"{name} reaches {number(v)}" for name, v in plain.items() if isinstance(v, int | float)]
+    return " ".join(said) + (f" For comparison, {listed(beside)}." if beside else "")
+
+
+def _highest(scores: Any) -> float | None:
+    """The highest of a list of scores."""
+    return max((x for x in scores if isinstance(x, int | float)), default=None) if isinstance(scores, list) else None
 
 
 def standing(model: dict[str, Any], majority: Any, task: str, n: Any, down: bool = False) -> str:
@@ -68,6 +76,8 @@ def standing(model: dict[str, Any], majority: Any, task: str, n: Any, down: bool
             f"No layer of {model['model']} is clearly ahead of the others in reading {task}: the best, "
             f"{layer_name(best['layer'])}, has {ranged(best)}{against}."
         )
+    if len(scored) == 1:
+        return f"{layer_name(best['layer']).capitalize()} of {model['model']} reads {task} at {ranged(best)}{against}."
     said = f"{task} is most legible in {layer_name(best['layer'])} of {model['model']}: {ranged(best)}{against}"
     first = next((x for x in scored if x["layer"] == 0), None)
     if first is not None and first is not best and first not in close:

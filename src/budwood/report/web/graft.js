@@ -6,7 +6,7 @@ import { bars } from "./bars.js";
 import { heat } from "./heat.js";
 import { lines } from "./lines.js";
 import { figure, table } from "./frame.js";
-import { caveats, choice, crossLink, facts, overRuns } from "./parts.js";
+import { caveats, choice, crossLink, facts, overRuns, scoresOf } from "./parts.js";
 import { blockName, metricName } from "./words.js";
 
 const byNumber = (a, b) => String(a).localeCompare(String(b), "en", { numeric: true });
@@ -143,7 +143,7 @@ function buildGraft(body, d, run, ctx) {
     const holder = el("div", { class: "controls" });
     const fishers = ctx.runs.filter((r) => r.verb === "fisher" && r.status === "done");
     const chart = figure(mapSpec(d, run, "share", null));
-    const has = ctx.runs.find((r) => r.view === "influence" && r.task === run.task);
+    const has = scoresOf(ctx, run.task);
     const heavy = heavyLayers(d.map);
     add(body, holder, chart, has ? el("p", null, ctx.source.live ? crossLink("Influence counted in this graft's weights alone", { view: "influence", run: has.key, graft: run.key }) : [crossLink(`Influence counted in the layers that hold most of it (${heavy.join(", ")})`, { view: "influence", run: has.key, layers: heavy.join(",") }), el("br"), el("span", { class: "note" }, "The link counts whole layers. In this graft's weights alone: ", el("code", null, `budwood influence show ${has.place} --query 0 --graft ${run.place}/${d.file || "NAME.graft"}`))]) : "");
     let was = null;

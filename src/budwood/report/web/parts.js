@@ -59,6 +59,11 @@ export function crossLink(text, state) {
   return el("a", { class: "cross", href: address(state) }, text, " →");
 }
 
+/** The latest finished run with influence scores on a task. */
+export function scoresOf(ctx, task) {
+  return ctx.runs.findLast((r) => r.verb === "influence score" && r.task === task && r.status === "done");
+}
+
 /** A row of a data set: texts, label, what the model said. */
 export function rowText(row, marked) {
   return el("div", { class: "rowtext" },

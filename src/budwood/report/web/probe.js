@@ -5,7 +5,7 @@ import { setState } from "./state.js";
 import { heat } from "./heat.js";
 import { lines } from "./lines.js";
 import { figure } from "./frame.js";
-import { caveats, choice, crossLink, overRuns, rowFacts, rowText } from "./parts.js";
+import { caveats, choice, crossLink, overRuns, rowFacts, rowText, scoresOf } from "./parts.js";
 import { capital, layerName, metricName, metricTitle } from "./words.js";
 
 const MEASURES = { score: "score", selectivity: "selectivity (score minus control task)", compression: "compression (bits saved, MDL)", difference: "difference to the first model" };
@@ -65,7 +65,7 @@ function cellPanel(box, d, run, ctx, m, layer) {
   const cell = at(model, layer) || {};
   const solved = ((d.solved || {})[String(m)] || {})[String(layer)];
   const parts = ["score", "low", "high", "selectivity", "compression"].filter((k) => typeof cell[k] === "number").map((k) => [`${k} `, num(cell[k]), " "]);
-  const has = ctx.runs.find((r) => r.view === "influence" && r.task === run.task);
+  const has = scoresOf(ctx, run.task);
   put(box, el("h3", null, `${model.model}, layer ${layerName(layer)}`), el("p", null, parts),
     has && layer > 0 ? el("p", null, crossLink("Influence counted in this layer alone", { view: "influence", run: has.key, layers: String(layer) })) : null,
     solved ? [el("p", null, num(solved.new), ` rows are solved here and not a layer earlier; ${fmt(solved.lost)} were solved there and not here.`), el("ol", { class: "rows" }, solved.items.map((r) => el("li", null, rowText(r), rowFacts(r))))]
