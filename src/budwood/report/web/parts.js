@@ -59,9 +59,9 @@ export function crossLink(text, state) {
   return el("a", { class: "cross", href: address(state) }, text, " →");
 }
 
-/** The latest finished run with influence scores on a task. */
+/** A finished run with influence scores on a task. */
 export function scoresOf(ctx, task) {
-  return ctx.runs.findLast((r) => r.verb === "influence score" && r.task === task && r.status === "done");
+  return ctx.runs.find((r) => r.verb === "influence score" && r.task === task && r.status === "done");
 }
 
 /** A row of a data set: texts, label, what the model said. */
