@@ -21,7 +21,7 @@ MIDDLE = 7.5  # the code of 0
 LOW = 0x0F0F0F0F0F0F0F0F  # the lower half of every byte of a word
 NUMBERS = 1 << 29  # of stored coordinates multiplied for one question
 MOST = 1 << 14  # its strongest coordinates: never fewer are multiplied
-CACHED = 1 << 17  # numbers turned to float32 at a time: they are used while still in cache
+CACHED = 1 << 20  # numbers turned to float32 at a time: they are used while still in cache
 BLOCK = 1 << 27  # numbers assembled at a time
 
 
