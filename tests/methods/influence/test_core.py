@@ -50,6 +50,27 @@ def test_scores_equal_the_dense_inverse(family: str, way: str, tmp_path: Path) -
         assert close(got[i], dense_scores(query, train, factors, setting), tolerance), setting
 
 
+@pytest.mark.parametrize("family,way", [("bert", "turn"), ("albert", "back"), ("gpt2", "turn"), ("llama", "back")])
+def test_embeddings_and_norms_have_a_diagonal_on_demand(family: str, way: str, tmp_path: Path) -> None:
+    both = ("embedding", "layernorm")
+    c, shop = toy(family, diagonal_for=both)
+    assert {m.kind for m in shop.maps} >= {"embedding", "rmsnorm" if family == "llama" else "layernorm"}
+    assert not set(shop.left.values()) & {"an embedding", "a norm", "a layernorm", "a rmsnorm"}
+    factors = fit(shop, tmp_path)
+    train = gradients(c, shop)
+    for m in shop.maps:
+        if m.diagonal:
+            assert relative_error(factors.tensor(f"diagonal/{m.name}"), train[m.name].square().mean(0)) < EXACT
+    measured = gradients(c, shop, lambda z, t: -c.objective.margin(z, t))
+    got = scores(shop, factors, SETTINGS, QUERIES, way)
+    for i, setting in enumerate(SETTINGS):
+        want = dense_scores({k: v[QUERIES] for k, v in measured.items()}, train, factors, setting)
+        assert close(got[i], want, 1e-6 if setting.damping == "1e-08" else EXACT), setting
+    ready = precondition(factors, SETTINGS, Work(1, 1, 1.0), "turn")
+    pairs = [dense_scores(train, train, factors, s) for s in SETTINGS]
+    assert close(self_influence(shop, ready, np.arange(6)), np.stack([np.diagonal(p) for p in pairs]), 1e-6)
+
+
 @pytest.mark.parametrize("family,objective", [("bert", "lm"), ("gpt2", "lm"), ("bert", "span"), ("bert", "tokens")])
 def test_other_objectives(family: str, objective: str, tmp_path: Path) -> None:
     c, shop = toy(family, objective)

@@ -93,6 +93,10 @@ def gradients(c: Case, shop: Shop, value: Any = None) -> dict[str, Tensor]:
     found = grads_by_loop(c, range(len(shop.train)), value)
     out = {}
     for m in shop.maps:
+        if m.diagonal:
+            parts = [found[n] for n in (m.weight, m.bias) if n]
+            out[m.name] = parts[0] if m.kind == "embedding" else torch.stack(parts, 1)
+            continue
         weight = found[m.weight].transpose(1, 2) if m.kind == "conv1d" else found[m.weight].flatten(2)
         out[m.name] = torch.cat([weight, found[m.bias][:, :, None]], 2) if m.bias else weight
     return out
@@ -114,7 +118,7 @@ def dense_scores(query: dict[str, Tensor], train: dict[str, Tensor], factors: Fa
 
 def _dense(factors: Factors, setting: Setting, name: str, v_NOI: Tensor, damping: float) -> Tensor:
     size = v_NOI[0].numel()
-    if setting.strategy == "diagonal":
+    if setting.strategy == "diagonal" or factors.map(name).diagonal:
         curvature = torch.diag(v_NOI.square().mean(0).flatten())
     elif setting.strategy == "kfac":
         m = factors.map(name)

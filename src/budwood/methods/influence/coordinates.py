@@ -168,9 +168,10 @@ def coordinates_of(
             return
         g_BTO, a_BTI = s.live()
         out, into, at_out, at_into = k.sides
-        basis = bases[m.name]
-        left_BTO = g_BTO @ basis.q_OO[:, out]
-        right_BTI = with_one(a_BTI, m) @ basis.q_II[:, into]
+        basis = bases.get(m.name)
+        right_BTI = with_one(a_BTI, m)
+        left_BTO = g_BTO[..., out] if basis is None else g_BTO @ basis.q_OO[:, out]
+        right_BTI = right_BTI[..., into] if basis is None else right_BTI @ basis.q_II[:, into]
         if len(k.flat_K) * 4 < len(out) * len(into):
             parts[m.name] = (left_BTO[..., at_out] * right_BTI[..., at_into]).sum(1)
         else:
