@@ -112,13 +112,16 @@ def dense_scores(query: dict[str, Tensor], train: dict[str, Tensor], factors: Fa
             total = total + flat_u @ flat_v.T
             continue
         damping = factors.damping(setting, name)
+        if factors.map(name).diagonal:  # a vocabulary is too large to be written out
+            total = total + (flat_u / (flat_v.square().mean(0) + damping)) @ flat_v.T
+            continue
         total = total + flat_u @ torch.linalg.solve(_dense(factors, setting, name, v, damping), flat_v.T)
     return np.asarray(total)
 
 
 def _dense(factors: Factors, setting: Setting, name: str, v_NOI: Tensor, damping: float) -> Tensor:
     size = v_NOI[0].numel()
-    if setting.strategy == "diagonal" or factors.map(name).diagonal:
+    if setting.strategy == "diagonal":
         curvature = torch.diag(v_NOI.square().mean(0).flatten())
     elif setting.strategy == "kfac":
         m = factors.map(name)
