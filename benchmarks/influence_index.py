@@ -1,9 +1,11 @@
 """The index against full EKFAC on held-out queries, and how long a question takes beyond its backward pass.
 
-    python benchmarks/influence_index.py [--model tiny-bert --task tiny-entail --rows 2400 --coordinates 3%,10%]
+    python benchmarks/influence_index.py [--model tiny-bert --task tiny-entail --rows 2400 --bits 4]
 
 Calibration queries and questions are different rows of the validation split.
-One JSON object: per share of the coordinates mean and worst Spearman, top-10 overlap, milliseconds, megabytes.
+One JSON object: per size of the index mean and worst Spearman, top-10 overlap, milliseconds, megabytes. `share` is the
+size of a training row's entry in 16-bit numbers, as a share of all coordinates; `share_of_coordinates` is how many are
+kept, in `bits` each.
 """
 
 from __future__ import annotations
@@ -41,7 +43,12 @@ def measure(given: argparse.Namespace, place: Path) -> dict[str, Any]:
     results = []
     for share in given.coordinates.split(","):
         cfg = IndexConfig(
-            **common, coordinates=share, calibration=64, factors=place / "score", out=place / f"index-{share}"
+            **common,
+            coordinates=share,
+            bits=given.bits,
+            calibration=64,
+            factors=place / "score",
+            out=place / f"index-{share}",
         )
         made = run_verb("influence index", cfg, [str(tuned)])
         results.append({"asked": share, **compare(made.run, cfg, str(tuned), full), "seconds": made.cost["seconds"]})
@@ -70,16 +77,19 @@ def compare(run: Path, cfg: IndexConfig, tuned: str, full: np.ndarray) -> dict[s
     found, want = np.stack(ours), full[held]
     rho = spearman_by_row(found, want)
     both = [len(set(a) & set(b)) / 10 for a, b in zip(top_k(found, 10), top_k(want, 10))]
+    kept, parameters = len(index.stored.table), sum(m.out * m.columns for m in shop.maps)
     return {
-        "coordinates": len(index.rows_KN),
-        "share": len(index.rows_KN) / sum(m.out * m.columns for m in shop.maps),
+        "bits": index.stored.bits,
+        "coordinates": kept,
+        "share_of_coordinates": kept / parameters,
+        "share": kept * index.stored.bits / (16 * parameters),
         "train": len(index.ids),
         "held_out": len(held),
         "spearman": float(rho.mean()),
         "worst": float(rho.min()),
         "top10": float(np.mean(both)),
         "ms_beyond_backward": statistics.median(beyond),
-        "mb": index.rows_KN.numel() * 2 / 1e6,
+        "mb": index.stored.table.nbytes / 1e6,
     }
 
 
@@ -92,6 +102,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--fit-rows", default="all")
     parser.add_argument("--coordinates", default="3%,10%")
+    parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)

@@ -7,8 +7,8 @@ Shapes: B examples, T positions, I in (without the bias's 1), O out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from budwood.models.objective import Objective
 from budwood.params.tree import named
 
 MATRICES = ("linear", "conv1d", "conv2d")
+NORMS = ("layernorm", "rmsnorm")
 PEEK = 16  # columns of an output gradient looked at first
 
 
@@ -30,6 +31,7 @@ class Map:
     """One matrix of a model that is applied as out = W a (+ b), under its canonical name (without ".weight").
 
     `source` names the first map that reads the same input: maps of one source share whatever is computed of it.
+    An embedding is the matrix [words, hidden], a norm [weight and bias, hidden]; they have no covariances of their own.
     """
 
     name: str
@@ -43,7 +45,12 @@ class Map:
     @property
     def columns(self) -> int:
         """Inputs, counting the 1 of the bias."""
-        return self.into + (self.bias is not None)
+        return self.into + (self.bias is not None and not self.diagonal)
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether its curvature is a diagonal in every strategy: an embedding or a norm."""
+        return self.kind not in MATRICES
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ Take = Callable[[str, Sides], None]
 
 def sides(uses: Sequence[Use]) -> Sides:
     """All uses of one map; per-example gradients add up over them, which is what putting positions together does."""
+    uses = [_as_product(u) for u in uses]
     if len(uses) == 1:
         return Sides(uses[0].a, uses[0].g_BTO, uses[0].mask_BT)
     masks = [u.mask_BT if u.mask_BT is not None else u.a.new_ones(u.a.shape[:2]) for u in uses]
@@ -81,10 +89,35 @@ def sides(uses: Sequence[Use]) -> Sides:
     return Sides(torch.cat([u.a for u in uses], 1), torch.cat([u.g_BTO for u in uses], 1), mask_BT)
 
 
+def _as_product(use: Use) -> Use:
+    """An embedding's or norm's use with sides whose outer products add up to its gradient, as a matrix's do.
+
+    A word looked up is a 1 at its row, times the gradient of what was read; of a norm, weight and bias are two rows.
+    """
+    if use.kind == "embedding":
+        row_BTV = nn.functional.one_hot(use.a, use.words).to(use.g_BTO)
+        if use.skip is not None:
+            row_BTV[..., use.skip] = 0
+        return replace(use, a=use.g_BTO, g_BTO=row_BTV)
+    if use.kind in NORMS:
+        rows = [(use.g_BTO * use.a).sum(1), *([use.g_BTO.sum(1)] if use.bias else [])]
+        which_RR = torch.eye(len(rows)).to(use.g_BTO)
+        return replace(use, a=torch.stack(rows, 1), g_BTO=which_RR.expand(len(use.a), -1, -1), mask_BT=None)
+    return use
+
+
 def maps_of(
-    model: nn.Module, objective: Objective, batch: Batch, coverage: Coverage, widest: int = 8192
+    model: nn.Module,
+    objective: Objective,
+    batch: Batch,
+    coverage: Coverage,
+    widest: int = 8192,
+    also: Collection[str] = (),
 ) -> tuple[tuple[Map, ...], dict[str, str]]:
-    """(maps whose per-example gradients are known in full, why the other parameters are not among them)."""
+    """(maps whose per-example gradients are known in full, why the other parameters are not among them).
+
+    `also`: "embedding", "layernorm" (any norm) count as maps too.
+    """
     from budwood.capture.uses import layout_of
 
     parameters = named(model)
@@ -98,6 +131,10 @@ def maps_of(
     for record in io.records:
         weight = record.weight
         if weight is None or any(m.weight == weight for m in found):
+            continue
+        wanted = "layernorm" if record.kind in NORMS else record.kind
+        if wanted in also and kinds[weight] == {record.kind}:
+            found.append(_diagonal_map(record, parameters, coverage))
             continue
         if record.kind not in MATRICES or kinds[weight] - set(MATRICES):
             left[weight] = "an embedding" if "embedding" in kinds[weight] else f"a {record.kind}"
@@ -117,6 +154,16 @@ def maps_of(
         if name not in taken:
             left.setdefault(name, "a norm" if parameters[name].dim() == 1 else "not a linear map")
     return tuple(found), left
+
+
+def _diagonal_map(record: Record, parameters: Mapping[str, Tensor], coverage: Coverage) -> Map:
+    """The map of an embedding or a norm."""
+    assert record.weight is not None
+    bias = record.bias if record.bias in coverage.hooked else None
+    shape = parameters[record.weight].shape
+    out = shape[0] if record.kind == "embedding" else 1 + (bias is not None)
+    name = record.weight.removesuffix(".weight")
+    return Map(name, record.weight, bias, out, shape[-1], name, record.kind)
 
 
 def _kinds(model: nn.Module) -> dict[str, set[str]]:

@@ -50,7 +50,7 @@ class Use:
     `a`: the input a_BTI of a linear layer or Conv1D (of a Conv2d: its patches, places being positions), the normalised
     input a_BTD of a norm, or the token ids a_BT of an embedding. `g_BTO`: the gradient of the output. `mask_BT`: which
     positions are real (None: all). `weight`, `bias`: canonical names of the parameters applied (None: absent). `skip`:
-    the id that an embedding never learns.
+    the id that an embedding never learns; `words`: how many it has.
     """
 
     kind: Kind
@@ -60,6 +60,7 @@ class Use:
     g_BTO: Tensor
     mask_BT: Tensor | None
     skip: int | None = None
+    words: int = 0
 
 
 @dataclass
@@ -74,6 +75,7 @@ class Record:
     edge: GradientEdge
     skip: int | None
     time_first: bool = False
+    words: int = 0
 
 
 @dataclass
@@ -120,7 +122,7 @@ def arranged(record: Record, grad: Tensor, layout: Layout) -> Use:
     g_BTO = grad.reshape(count, -1, grad.shape[-1])
     mask = layout.mask_BT
     fits = mask is not None and (record.time_first or record.a.dim() >= (2 if ids else 3)) and mask.shape == a.shape[:2]
-    return Use(record.kind, record.weight, record.bias, a, g_BTO, mask if fits else None, record.skip)
+    return Use(record.kind, record.weight, record.bias, a, g_BTO, mask if fits else None, record.skip, record.words)
 
 
 def _by_example(a_MI: Tensor, g_MO: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,7 +211,8 @@ def _recording(io: LinearIO, module: Any, kind: Kind, weight: str | None, bias: 
                 return output
         output, edge = _edge(output)
         skip = module.padding_idx if kind == "embedding" else None
-        io.records.append(Record(kind, weight, bias, x, x._version, edge, skip))
+        words = module.num_embeddings if kind == "embedding" else 0
+        io.records.append(Record(kind, weight, bias, x, x._version, edge, skip, words=words))
         return output
 
     return hook

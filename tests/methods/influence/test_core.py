@@ -11,16 +11,18 @@ import torch
 from torch import nn
 
 from budwood.capture.coverage import cover
-from budwood.capture.gradients import per_example_grads
+from budwood.capture.gradients import Question, per_example_grads
 from budwood.capture.stream import PEEK, Sides
 from budwood.config.influence import FitConfig
 from budwood.errors import ConfigError, ModelError
 from budwood.linalg.kron import EigenError, eigenbasis, gram_, inverse, mirrored, reliability, rotate_first, square_sum_
+from budwood.methods.influence.by_token import token_scores
+from budwood.methods.influence.coordinates import Kept, coordinates_of
 from budwood.methods.influence.factors import SHARES, Factors, Setting, settings_of, weigh
 from budwood.methods.influence.itself import self_influence
 from budwood.methods.influence.moments import covariances, second_moments
-from budwood.methods.influence.pairs import OnDisk
-from budwood.methods.influence.precondition import Work, precondition
+from budwood.methods.influence.pairs import OnDisk, Resident
+from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
 from budwood.methods.influence.workshop import memory_budget, shop_of
 from tests.cases import case
 from tests.methods.influence.toys import ALL, dense_scores, fit, gradients, reading_of, scores, toy
@@ -48,6 +50,28 @@ def test_scores_equal_the_dense_inverse(family: str, way: str, tmp_path: Path) -
         # a damping of 1e-8 under eigenvalues of order 1 leaves fewer exact digits in the dense inverse
         tolerance = 1e-6 if setting.damping == "1e-08" else EXACT
         assert close(got[i], dense_scores(query, train, factors, setting), tolerance), setting
+
+
+@pytest.mark.parametrize("family,way", [("bert", "turn"), ("gpt2", "back"), ("llama", "turn")])
+def test_embeddings_and_norms_have_a_diagonal_on_demand(family: str, way: str, tmp_path: Path) -> None:
+    both = ("embedding", "layernorm")
+    c, shop = toy(family, diagonal_for=both)
+    assert {m.kind for m in shop.maps} >= {"embedding", "rmsnorm" if family == "llama" else "layernorm"}
+    assert not set(shop.left.values()) & {"an embedding", "a norm", "a layernorm", "a rmsnorm"}
+    factors = fit(shop, tmp_path)
+    train = gradients(c, shop)
+    for m in shop.maps:
+        if m.diagonal:
+            assert relative_error(factors.tensor(f"diagonal/{m.name}"), train[m.name].square().mean(0)) < EXACT
+    measured = gradients(c, shop, lambda z, t: -c.objective.margin(z, t))
+    few = [Setting("identity"), Setting("diagonal", "0.0001"), Setting("kfac", "0.1mean"), Setting("ekfac", "0.1mean")]
+    got = scores(shop, factors, few, QUERIES, way)
+    itself = self_influence(shop, precondition(factors, few, Work(1, 1, 1.0), "turn"), np.arange(6))
+    for i, setting in enumerate(few):
+        both = {k: torch.cat([v[QUERIES], train[k]]) for k, v in measured.items()}  # queries, then the rows themselves
+        want = dense_scores(both, train, factors, setting)
+        assert close(got[i], want[:3]), setting
+        assert close(itself[i], np.diagonal(want[3:])), setting
 
 
 @pytest.mark.parametrize("family,objective", [("bert", "lm"), ("gpt2", "lm"), ("bert", "span"), ("bert", "tokens")])
@@ -317,3 +341,29 @@ def test_positions_without_gradient_are_left_out_and_no_others() -> None:
         assert left_BTO.shape == (3, 2, 20)
         want = torch.einsum("bto,bti->boi", few, a_BTI)
         assert torch.allclose(torch.einsum("bto,bti->boi", left_BTO, right_BTI), want, atol=1e-6)
+
+
+def test_embeddings_and_norms_by_token_and_by_coordinate(tmp_path: Path) -> None:
+    c, shop = toy("bert", diagonal_for=("embedding", "layernorm"))
+    factors = fit(shop, tmp_path)
+    setting = Setting("ekfac", "0.1mean")
+    ready = precondition(factors, [setting], Work(3, 6, 8.0), "back")
+    blocks = Resident(3, shop.like)
+    query_blocks(shop, ready, shop.train, QUERIES, measurement(shop.read.objective, "margin"), blocks.put)
+    found = token_scores(shop, ready, blocks, 3, np.arange(6))[0]
+    ends = np.cumsum(shop.train.lengths_N + 1)
+    by_row = np.stack([part.sum(1) for part in np.split(found, ends[:-1], axis=1)], 1)
+    assert close(by_row, scores(shop, factors, [setting], QUERIES)[0])
+    kept = {}
+    for m in shop.maps:
+        some = torch.arange(0, m.out * m.columns, 3)
+        kept[m.name] = Kept(some, torch.ones(len(some)), torch.ones(len(some)), m.columns)
+    got = coordinates_of(shop, shop.train, np.arange(1), Question(), factors.bases, kept)
+    whole = gradients(c, shop)
+    want = []
+    for m in shop.maps:
+        one = whole[m.name][0]
+        if not m.diagonal:
+            one = factors.bases[m.name].q_OO.T @ one @ factors.bases[m.name].q_II
+        want.append(one.flatten()[::3])
+    assert relative_error(got[0].double(), torch.cat(want)) < 1e-6

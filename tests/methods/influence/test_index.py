@@ -44,15 +44,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, tuned: Path, reviews: Path) 
     from budwood.config.influence import ScoreConfig
 
     run_verb("influence score", ScoreConfig(**common, query_split="validation", out=path / "score"), [str(tuned)])
-    for share in ("100%", "10%", "folded"):
-        cfg = IndexConfig(
-            **common,
-            coordinates="10%" if share == "folded" else share,
-            calibration=6,
-            shard_rows=40,
-            out=path / share,
-            sketch=0.5 if share == "folded" else 0,
-        )
+    for share, bits in (("100%", 16), ("10%", 16), ("2.5%", 4), ("30%", 4)):
+        cfg = IndexConfig(**common, coordinates=share, bits=bits, calibration=6, shard_rows=40, out=path / share)
         run_verb("influence index", cfg, [str(tuned)])
     return path
 
@@ -88,10 +81,20 @@ def test_a_tenth_of_the_coordinates_ranks_alike_on_held_out_queries(place: Path,
     assert spearman_by_row(few, ours).mean() > 0.9
 
 
-def test_sums_of_what_is_not_kept_stand_in_for_it(place: Path, tuned: Path) -> None:
-    ours, full = asked(place, tuned, "folded", None)
-    assert opened(place, tuned, "folded")[0].sketch.size > 0
-    assert spearman_by_row(ours, full).mean() > 0.9
+def test_with_every_coordinate_in_four_bits_ranks_are_those_of_full_ekfac(place: Path, tuned: Path) -> None:
+    ours, full = asked(place, tuned, "30%", None)
+    parameters = sum(m.out * m.columns for m in opened(place, tuned, "30%")[1].maps)
+    assert len(opened(place, tuned, "30%")[0].stored.table) == parameters  # a quarter of the bytes holds all of them
+    assert spearman_by_row(ours, full).min() > 0.98
+
+
+def test_as_many_coordinates_in_a_quarter_of_the_bytes_rank_as_well(place: Path, tuned: Path) -> None:
+    small, large = opened(place, tuned, "2.5%")[0], opened(place, tuned, "10%")[0]
+    assert abs(len(small.stored.table) - len(large.stored.table)) < 4
+    assert small.stored.table.nbytes < 0.3 * large.stored.table.nbytes
+    ours, full = asked(place, tuned, "2.5%", None)
+    whole, _ = asked(place, tuned, "10%", None)
+    assert spearman_by_row(ours, full).mean() > spearman_by_row(whole, full).mean() - 0.01
 
 
 def test_some_rows_can_be_scored_exactly_again(place: Path, tuned: Path) -> None:
@@ -106,16 +109,19 @@ def test_norms_are_exact_self_influence(place: Path, tuned: Path) -> None:
     all_rows, some = opened(place, tuned, "100%")[0], opened(place, tuned, "10%")[0]
     np.testing.assert_allclose(all_rows.norms, some.norms, rtol=1e-5)  # they do not depend on what is kept
     scale = np.concatenate([(k.weight_K * k.spread_K**2).numpy() for k in all_rows.kept.values()])
-    stored = all_rows.rows_KN.numpy().astype(np.float64)[: len(scale)]
+    stored = all_rows.stored.values().astype(np.float64)
     np.testing.assert_allclose((scale[:, None] * stored**2).sum(0), 1, rtol=1e-2)  # rows are stored at unit length
 
 
-def test_a_killed_index_ends_with_the_same_bytes(place: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("share", ["10%", "2.5%"])
+def test_a_killed_index_ends_with_the_same_bytes(
+    place: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch, share: str
+) -> None:
     from budwood.store.files import read_json
     from budwood.studies.verbs import run_verb
 
-    given = read_json(place / "10%" / "run.json")["given"]
-    out = place / "killed"
+    given = read_json(place / share / "run.json")["given"]
+    out = place / f"killed {share}"
     real = made.index_shard
     calls: list[int] = []
 
@@ -131,7 +137,7 @@ def test_a_killed_index_ends_with_the_same_bytes(place: Path, tuned: Path, monke
     monkeypatch.setattr(made, "index_shard", real)
     run_verb("influence index", IndexConfig(**{**given, "out": out}), [str(tuned)])
     for name in ("rows.npy", "norms.npy", "coordinates.safetensors"):
-        assert (out / "index" / name).read_bytes() == (place / "10%" / "index" / name).read_bytes()
+        assert (out / "index" / name).read_bytes() == (place / share / "index" / name).read_bytes()
 
 
 def test_questions_on_the_command_line(tuned: Path, budwood: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811

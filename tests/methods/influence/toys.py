@@ -93,6 +93,10 @@ def gradients(c: Case, shop: Shop, value: Any = None) -> dict[str, Tensor]:
     found = grads_by_loop(c, range(len(shop.train)), value)
     out = {}
     for m in shop.maps:
+        if m.diagonal:
+            parts = [found[n] for n in (m.weight, m.bias) if n]
+            out[m.name] = parts[0] if m.kind == "embedding" else torch.stack(parts, 1)
+            continue
         weight = found[m.weight].transpose(1, 2) if m.kind == "conv1d" else found[m.weight].flatten(2)
         out[m.name] = torch.cat([weight, found[m.bias][:, :, None]], 2) if m.bias else weight
     return out
@@ -108,6 +112,9 @@ def dense_scores(query: dict[str, Tensor], train: dict[str, Tensor], factors: Fa
             total = total + flat_u @ flat_v.T
             continue
         damping = factors.damping(setting, name)
+        if factors.map(name).diagonal:  # a vocabulary is too large to be written out
+            total = total + (flat_u / (flat_v.square().mean(0) + damping)) @ flat_v.T
+            continue
         total = total + flat_u @ torch.linalg.solve(_dense(factors, setting, name, v, damping), flat_v.T)
     return np.asarray(total)
 

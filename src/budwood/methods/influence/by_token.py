@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from budwood.capture.stream import Map, Sides
+from budwood.capture.stream import NORMS, Map, Sides
 from budwood.methods.influence.moments import with_one
 from budwood.methods.influence.pairs import Blocks
 from budwood.methods.influence.precondition import Preconditioner, ask_loss
@@ -37,7 +37,9 @@ def token_scores(shop: Shop, ready: Preconditioner, blocks: Blocks, queries: int
                 for q in range(queries):
                     block_OI = whole_QOI[q] if term.weight_OI is None else whole_QOI[q] * term.weight_OI
                     value_BT = ((a_BTI @ block_OI.T) * s.g_BTO).sum(-1).double()
-                    if times % width == 0 and times >= width and width > 1:  # uses of a shared map lie side by side
+                    if (
+                        m.kind not in NORMS and times % width == 0 and times >= width and width > 1
+                    ):  # uses of a shared map lie side by side
                         found[term.setting, q, :, 1:] += value_BT.view(len(value_BT), -1, width).sum(1)
                     else:
                         found[term.setting, q, :, 0] += value_BT.sum(1)

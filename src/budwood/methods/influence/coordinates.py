@@ -9,7 +9,7 @@ Shapes: B rows, K coordinates kept, O out, I in (with the bias's 1).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -19,11 +19,12 @@ from torch import Tensor
 
 from budwood.capture.gradients import Question
 from budwood.capture.stream import Map, Sides
-from budwood.data.batch import Features, seed_of
+from budwood.data.batch import Features
 from budwood.errors import ConfigError
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.moments import Basis, with_one
 from budwood.methods.influence.precondition import gradients
+from budwood.methods.influence.stored import encoded
 from budwood.methods.influence.workshop import Shop, sweep
 from budwood.params import tree
 
@@ -52,34 +53,6 @@ class Kept:
 
 
 Coordinates = Mapping[str, Kept]
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """Everything that is not kept, folded into `size` sums with random signs: inner products keep their expectation.
-
-    `scale` is the unit that the sums of training rows are stored in. Signs and places follow from the seed.
-    """
-
-    size: int
-    scale: float
-    seed: int
-
-    def folds(self, kept: Coordinates, weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-        """(place, factor) of every coordinate of every map; kept coordinates have factor 0."""
-        found = {}
-        for name, w in weights.items():
-            generator = torch.Generator().manual_seed(seed_of(self.seed, "sketch", name))
-            place = torch.randint(self.size, (w.numel(),), generator=generator)
-            factor = (torch.randint(2, (w.numel(),), generator=generator).float() * 2 - 1) * w.flatten().sqrt()
-            factor[kept[name].flat_K] = 0
-            found[name] = place, factor
-        return found
-
-
-def fold(total_BK: Tensor, grad_BOI: Tensor, place_P: Tensor, factor_P: Tensor) -> None:
-    """Add one map's coordinates to the sums."""
-    total_BK.index_add_(1, place_P, grad_BOI.flatten(1).float() * factor_P)
 
 
 def wanted(text: str, parameters: int) -> int:
@@ -167,54 +140,20 @@ def _weight(factors: Factors, setting: Setting, name: str) -> Tensor:
     return inverse.float()
 
 
-def sketch_of(kept: Coordinates, rows: Spread, weights: Mapping[str, Tensor], size: int, seed: int) -> Sketch:
-    """A sketch of what is not kept, in units of the sums' typical size over training rows."""
-    rest = 0.0
-    for name, w in weights.items():
-        energy = (rows.square[name] * w).flatten()
-        energy[kept[name].flat_K] = 0
-        rest += float(energy.double().sum())
-    return Sketch(size, (rest / max(1, size)) ** 0.5 or 1.0, seed)
-
-
-def save(path: Path, kept: Coordinates, share: float, sketch: Sketch) -> None:
+def save(path: Path, kept: Coordinates, share: float) -> None:
     """Write the choice."""
     tensors: dict[str, Tensor] = {}
     for name, k in kept.items():
         tensors |= {f"flat/{name}": k.flat_K, f"weight/{name}": k.weight_K, f"spread/{name}": k.spread_K}
-    tree.save(
-        path, tensors, {"columns": {n: k.columns for n, k in kept.items()}, "share": share, "sketch": asdict(sketch)}
-    )
+    tree.save(path, tensors, {"columns": {n: k.columns for n, k in kept.items()}, "share": share})
 
 
-def load(path: Path) -> tuple[dict[str, Kept], float, Sketch]:
+def load(path: Path) -> tuple[dict[str, Kept], float]:
     """The choice that `save` wrote, maps in their order."""
     tensors, facts = tree.load(path)
     get = lambda kind, n: tensors[f"{kind}/{n}"]  # noqa: E731
     kept = {n: Kept(get("flat", n), get("weight", n), get("spread", n), c) for n, c in facts["columns"].items()}
-    return kept, float(facts["share"]), Sketch(**facts["sketch"])
-
-
-def whole_coordinates(
-    shop: Shop,
-    features: Features,
-    question: Question,
-    bases: Mapping[str, Basis],
-    kept: Coordinates,
-    folds: Mapping[str, tuple[Tensor, Tensor]],
-    size: int,
-) -> Tensor:
-    """value_K of one question: kept coordinates, then the sums of all others."""
-    parts: dict[str, Tensor] = {}
-    total = torch.zeros(1, size)
-
-    def take(m: Map, grad_BOI: Tensor) -> None:
-        one = grad_BOI.sum(0, keepdim=True)
-        parts[m.name] = one.flatten()[kept[m.name].flat_K].float()
-        fold(total, one, *folds[m.name])
-
-    gradients(shop, features, np.arange(len(features)), question, take, bases)
-    return torch.cat([*(parts[n] for n in kept), total[0]])
+    return kept, float(facts["share"])
 
 
 def coordinates_of(
@@ -229,9 +168,10 @@ def coordinates_of(
             return
         g_BTO, a_BTI = s.live()
         out, into, at_out, at_into = k.sides
-        basis = bases[m.name]
-        left_BTO = g_BTO @ basis.q_OO[:, out]
-        right_BTI = with_one(a_BTI, m) @ basis.q_II[:, into]
+        basis = bases.get(m.name)
+        right_BTI = with_one(a_BTI, m)
+        left_BTO = g_BTO[..., out] if basis is None else g_BTO @ basis.q_OO[:, out]
+        right_BTI = right_BTI[..., into] if basis is None else right_BTI @ basis.q_II[:, into]
         if len(k.flat_K) * 4 < len(out) * len(into):
             parts[m.name] = (left_BTO[..., at_out] * right_BTI[..., at_into]).sum(1)
         else:
@@ -248,34 +188,29 @@ def rows_of(
     bases: Mapping[str, Basis],
     kept: Coordinates,
     weights: Mapping[str, Tensor],
-    sketch: Sketch,
+    bits: int,
 ) -> tuple[Tensor, Tensor]:
-    """(stored_KB as float16 in units of spread and of the row's length, norm_B): kept coordinates of rows, then the
-    sums of the others, and the squared lengths, which are exact self-influence.
+    """(stored_KB in units of spread and of the row's length, norm_B): kept coordinates of rows in so many bits, and
+    the squared lengths, which are exact self-influence.
     """
     spread_K = torch.cat([k.spread_K for k in kept.values()])
-    size = len(spread_K)
-    stored = torch.zeros(size + sketch.size, len(order), dtype=torch.float16)
-    folds = sketch.folds(kept, weights) if sketch.size else {}
+    stored = torch.zeros(len(spread_K), len(order), dtype=torch.float16 if bits == 16 else torch.uint8)
     norm_B = torch.zeros(len(order), dtype=torch.float64)
     place = {int(n): i for i, n in enumerate(order)}
     firsts = dict(zip(kept, np.cumsum([0, *(len(k.flat_K) for k in kept.values())]).tolist()))
     for index in shop.batches(shop.train, order, most=ROWS):
         at = torch.tensor([place[int(n)] for n in index])
-        values = torch.zeros(len(index), size + sketch.size)
+        values = torch.zeros(len(index), len(spread_K))
 
         def take(m: Map, grad_BOI: Tensor, at: Tensor = at, values: Tensor = values) -> None:
             k, first = kept[m.name], firsts[m.name]
             norm_B[at] += (grad_BOI.square() * weights[m.name]).sum((1, 2)).double()
             values[:, first : first + len(k.flat_K)] = grad_BOI.flatten(1)[:, k.flat_K].float()
-            if sketch.size:
-                fold(values[:, size:], grad_BOI, *folds[m.name])
 
         gradients(shop, shop.train, index, Question(), take, bases)
-        values[:, :size] /= spread_K
-        values[:, size:] /= sketch.scale
+        values /= spread_K
         values /= norm_B[at].sqrt().clamp_min(1e-30).float()[:, None]
-        stored[:, at] = values.T.clamp(-65000, 65000).half()
+        stored[:, at] = encoded(values.T, bits)
     return stored, norm_B
 
 

@@ -111,16 +111,21 @@ class Factors:
     @cached_property
     def bases(self) -> dict[str, Basis]:
         """All eigenbases, in memory; maps of one source share theirs."""
-        inputs = {s: (self.tensor(f"qA/{s}"), self.tensor(f"lA/{s}")) for s in {m.source for m in self.maps}}
+        turned = [m for m in self.maps if not m.diagonal]
+        inputs = {s: (self.tensor(f"qA/{s}"), self.tensor(f"lA/{s}")) for s in {m.source for m in turned}}
         return {
             m.name: Basis(
                 self.tensor(f"qG/{m.name}"), inputs[m.source][0], self.tensor(f"lG/{m.name}"), inputs[m.source][1]
             )
-            for m in self.maps
+            for m in turned
         }
 
     def curvature(self, strategy: str, name: str) -> Tensor:
-        """[O, I]: eigenvalues of kfac or ekfac in the eigenbasis, the diagonal in weights."""
+        """[O, I]: eigenvalues of kfac or ekfac in the eigenbasis, the diagonal in weights (of embeddings and norms in
+        every strategy).
+        """
+        if self.map(name).diagonal:
+            return self.tensor(f"diagonal/{name}")
         return self.basis(name).kron if strategy == "kfac" else self.tensor(f"{strategy}/{name}")
 
     def damping(self, setting: Setting, name: str) -> float:

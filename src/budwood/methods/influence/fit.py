@@ -98,7 +98,7 @@ def fitted_on(bench: Bench, count: int, growth: Sequence[dict[str, Any]], place:
         _covariance(bench, place, ranges)
         _eigen(bench, place)
     evidence: dict[str, Any] = {}
-    if strategies & {"ekfac", "diagonal"}:
+    if strategies & {"ekfac", "diagonal"} or ("kfac" in strategies and any(m.diagonal for m in shop.maps)):
         evidence = _moments(bench, place, count)
     facts = {
         "rows": len(shop.train),
@@ -216,7 +216,7 @@ def _moments(bench: Bench, place: Path, count: int) -> dict[str, Any]:
         count = sum(rows) if halves[1] else rows[0]
         mean = {k: (v / count).to(bench.shop.like.dtype) for k, v in total.items()}
         tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
-        if not halves[1]:
+        if not halves[1] or not set(bench.shop.cfg.strategy) & {"ekfac", "diagonal"}:
             return {}
         kind = "ekfac" if any(k.startswith("ekfac/") for k in mean) else "diagonal"
         return made.weigh([{k: v / n for k, v in h.items()} for h, n in zip(halves, rows)], kind)

@@ -159,16 +159,17 @@ COUNTS = {
 def write_kronfluence(factors: Factors, model: nn.Module, out: Path) -> None:
     """Our EKFAC factors as a kronfluence `factors_NAME` directory that its Analyzer loads.
 
-    It keeps sums and counts, we keep means: means over one example give the same factors.
+    It keeps sums and counts, we keep means: means over one example give the same factors. Embeddings and norms, which
+    it does not know, stay out.
     """
-    names = module_names(model, factors.maps)
+    maps = [m for m in factors.maps if not m.diagonal]
+    names = module_names(model, maps)
     with writing_directory(out) as part:
         for file, key in FILES.items():
-            save_file(
-                {names[m.name]: factors.tensor(key(m)).contiguous() for m in factors.maps}, part / f"{file}.safetensors"
-            )
+            tensors = {names[m.name]: factors.tensor(key(m)).contiguous() for m in maps}
+            save_file(tensors, part / f"{file}.safetensors")
         for count in COUNTS.values():
-            ones = {names[m.name]: torch.ones(1, dtype=torch.int64) for m in factors.maps}
+            ones = {names[m.name]: torch.ones(1, dtype=torch.int64) for m in maps}
             save_file(ones, part / f"{count}.safetensors")
 
 

@@ -1,7 +1,8 @@
 """`influence index`: training rows as a few eigen-coordinates each, so that a new text is answered at once.
 
 RUN/index/
-  rows.npy                   [K, N] float16, kept coordinates of training rows of unit length in units of their spread
+  rows.npy                   [K, N] float16 or [K, N/2] bytes of two 4-bit codes (see stored.py): kept coordinates of
+                             training rows of unit length in units of their spread
   norms.npy                  [N] exact self-influence, the squared length of every row
   coordinates.safetensors    which coordinates, their weights and spreads
   index.json train_ids.json
@@ -33,6 +34,7 @@ from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.fit import Bench, fitted, identity
 from budwood.methods.influence.precondition import measurement
 from budwood.methods.influence.score import given_factors
+from budwood.methods.influence.stored import Stored, assemble
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
 from budwood.models.reference import ModelRef
@@ -41,9 +43,6 @@ from budwood.store.files import read_json, write_json, writing_directory
 
 HERE = "budwood.methods.influence.index"
 SAMPLE = 512  # training rows whose coordinates' spread is measured
-NUMBERS = 1 << 28  # of stored coordinates multiplied for one question
-MOST = 1 << 14  # its strongest coordinates: never fewer are multiplied
-CACHED = 1 << 16  # of them turned to float32 at a time: they are used while still in cache
 
 
 def index(session: Session) -> dict[str, Any]:
@@ -55,16 +54,15 @@ def index(session: Session) -> dict[str, Any]:
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     parameters = sum(m.out * m.columns for m in shop.maps)
-    count = coords.wanted(cfg.coordinates, parameters)
-    folded = int(count * cfg.sketch)
+    count = kept_of(cfg, parameters)
     asked = {
         **own,
         "factors": str(factors.path),
         "damping": cfg.damping[0],
         "measurement": cfg.measurement,
         "calibration": cfg.calibration,
-        "count": count - folded,
-        "sketch": folded,
+        "count": count,
+        "bits": cfg.bits,
     }
     chosen = Job(f"{HERE}:choose_coordinates", asked, session.run.file("parts", "coordinates.safetensors"))
     with session.progress.stage("choose"):
@@ -81,16 +79,17 @@ def index(session: Session) -> dict[str, Any]:
     ]
     with session.progress.stage("index", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, cfg, lambda job: bar.advance(1))
-    kept, share, sketch = coords.load(chosen.output)
+    share = coords.load(chosen.output)[1]
     with session.progress.stage("save"):
         _assemble(session, factors, list(zip(jobs, pieces)), chosen.output)
     for job in [chosen, *jobs]:
         job.output.unlink()
     return {
         "coordinates": count,
-        "folded": sketch.size,
+        "bits": cfg.bits,
         "parameters": parameters,
         "share_of_coordinates": count / parameters,
+        "share_of_bytes": count * cfg.bits / (16 * parameters),
         "share_of_energy": share,
         "damping": list(cfg.damping),
         "measurement": cfg.measurement,
@@ -106,7 +105,7 @@ def estimate(cfg: IndexConfig, models: tuple[ModelRef, ...], task: Task) -> dict
     torch.set_num_threads(cfg.threads or torch.get_num_threads())
     shop = open_shop(settings_for(cfg, models[0].text), task)
     parameters = sum(m.out * m.columns for m in shop.maps)
-    count = coords.wanted(cfg.coordinates, parameters)
+    count = kept_of(cfg, parameters)
     few = np.arange(min(8, len(shop.train)))
     began = time.perf_counter()
     coords.gradients(shop, shop.train, few, Question(), lambda m, g: None)
@@ -116,11 +115,16 @@ def estimate(cfg: IndexConfig, models: tuple[ModelRef, ...], task: Task) -> dict
         "parameters": parameters,
         "coordinates": count,
         "rows": rows,
-        "disk_bytes": 2 * count * rows + 4 * rows,
+        "disk_bytes": count * rows * cfg.bits // 8 + 4 * rows,
         "memory_bytes": 4 * parameters * (coords.ROWS + 6),
         # fitting (two passes and eigenbases), choosing, and the rows' own pass, each with turned gradients
         "seconds": round(each * (4 * rows + 2 * min(rows, SAMPLE)) * 1.5 + 2, 1),
     }
+
+
+def kept_of(cfg: IndexConfig, parameters: int) -> int:
+    """How many coordinates are kept: as many as go into the wished number of 16-bit numbers."""
+    return min(parameters, coords.wanted(cfg.coordinates, parameters) * 16 // cfg.bits)
 
 
 def calibration_rows(task: Task, count: int, seed: int) -> list[int]:
@@ -149,39 +153,37 @@ def choose_coordinates(arguments: dict[str, Any], part: Path) -> None:
     some = np.sort(rng.permutation(len(shop.train))[:SAMPLE])
     train = coords.spread(shop, shop.train, some, Question(), factors.bases, weights, centred=True)
     kept, share = coords.choose(queries, train, weights, arguments["count"])
-    coords.save(part, kept, share, coords.sketch_of(kept, train, weights, arguments["sketch"], seed))
+    coords.save(part, kept, share)
 
 
 def index_shard(arguments: dict[str, Any], part: Path) -> None:
     """Job: kept coordinates and norms of one shard of training rows."""
     shop = open_shop(arguments)
     factors = Factors.open(Path(arguments["factors"]))
-    kept, _, sketch = coords.load(Path(arguments["chosen"]))
+    kept, _ = coords.load(Path(arguments["chosen"]))
     size = shop.cfg.shard_rows
     order = np.argsort(-shop.train.lengths_N, kind="stable")[arguments["shard"] * size :][:size]
     weights = coords.weights_of(factors, Setting("ekfac", arguments["damping"]), shop.maps)
-    stored, norms = coords.rows_of(shop, order, factors.bases, kept, weights, sketch)
+    stored, norms = coords.rows_of(shop, order, factors.bases, kept, weights, arguments["bits"])
     save_file({"rows": stored, "norms": norms}, part)
 
 
 def _assemble(session: Session, factors: Factors, parts: list[tuple[Job, np.ndarray]], chosen: Path) -> None:
-    """All shards as one file, with a row per coordinate: a question reads the coordinates it needs."""
+    """All shards as one file, with a line per coordinate: a question reads the coordinates it needs."""
     shop = open_shop(settings_for(session.cfg, session.models[0].text), session.task)
-    kept, share, sketch = coords.load(chosen)
-    size = sum(len(k.flat_K) for k in kept.values()) + sketch.size
+    kept, share = coords.load(chosen)
+    bits = session.cfg.bits
     with writing_directory(session.run.file("index")) as part:
-        shape = (size, len(shop.train))
-        rows = np.lib.format.open_memmap(part / "rows.npy", mode="w+", dtype=np.float16, shape=shape)
+        size = sum(len(k.flat_K) for k in kept.values())
+        assemble(part / "rows.npy", [(job.output, piece) for job, piece in parts], size, bits)
         norms = np.zeros(len(shop.train))
         for job, piece in parts:
-            found, _ = tree.load(job.output)
-            rows[:, piece] = found["rows"].numpy()
-            norms[piece] = found["norms"].numpy()
-        rows.flush()
+            norms[piece] = tree.load(job.output)[0]["norms"].numpy()
         np.save(part / "norms.npy", norms.astype(np.float32), allow_pickle=False)
-        coords.save(part / "coordinates.safetensors", kept, share, sketch)
+        coords.save(part / "coordinates.safetensors", kept, share)
         write_json(part / "train_ids.json", list(shop.train.ids))
-        facts = {"damping": session.cfg.damping[0], "measurement": session.cfg.measurement, **identity(shop)}
+        facts = {"damping": session.cfg.damping[0], "measurement": session.cfg.measurement, "bits": bits}
+        facts |= identity(shop)
         inside = factors.path.resolve().is_relative_to(session.run.path.resolve())
         write_json(part / "index.json", {**facts, "factors": "factors" if inside else str(factors.path.resolve())})
 
@@ -215,18 +217,9 @@ class Index:
         return Factors.open(own if own.is_absolute() else self.path.parent / own)
 
     @cached_property
-    def _chosen(self) -> tuple[dict[str, coords.Kept], float, coords.Sketch]:
-        return coords.load(self.path / "coordinates.safetensors")
-
-    @property
     def kept(self) -> dict[str, coords.Kept]:
         """The coordinates kept."""
-        return self._chosen[0]
-
-    @property
-    def sketch(self) -> coords.Sketch:
-        """How the others are folded."""
-        return self._chosen[2]
+        return coords.load(self.path / "coordinates.safetensors")[0]
 
     @cached_property
     def weights(self) -> dict[str, Tensor]:
@@ -234,13 +227,9 @@ class Index:
         return coords.weights_of(self.factors, Setting("ekfac", self.facts["damping"]), self.shop.maps)
 
     @cached_property
-    def _folds(self) -> dict[str, tuple[Tensor, Tensor]]:
-        return self.sketch.folds(self.kept, self.weights)
-
-    @cached_property
-    def rows_KN(self) -> Tensor:
-        """Stored coordinates as they lie on disk."""
-        return torch.from_numpy(np.load(self.path / "rows.npy", mmap_mode="c", allow_pickle=False))
+    def stored(self) -> Stored:
+        """Coordinates of the training rows as they lie on disk."""
+        return Stored.open(self.path / "rows.npy", len(self.shop.train), self.facts["bits"])
 
     @cached_property
     def norms(self) -> np.ndarray:
@@ -254,8 +243,7 @@ class Index:
 
     @cached_property
     def _scale_K(self) -> Tensor:
-        own = [k.weight_K * k.spread_K for k in self.kept.values()]
-        return torch.cat([*own, torch.full((self.sketch.size,), self.sketch.scale)])
+        return torch.cat([k.weight_K * k.spread_K for k in self.kept.values()])
 
     @cached_property
     def _length_N(self) -> Tensor:
@@ -264,34 +252,14 @@ class Index:
     def ask(self, features: Features, most: int | None = None) -> tuple[np.ndarray, Tensor]:
         """(scores of all training rows [N], the question's coordinates) of one encoded question."""
         question = measurement(self.shop.read.objective, self.facts["measurement"])
-        bases = self.factors.bases
-        if self.sketch.size:
-            u_K = coords.whole_coordinates(
-                self.shop, features, question, bases, self.kept, self._folds, self.sketch.size
-            )
-            return self.answer(u_K, most), u_K
         every = np.arange(len(features))
-        u_K = coords.coordinates_of(self.shop, features, every, question, bases, self.kept).sum(0)
+        u_K = coords.coordinates_of(self.shop, features, every, question, self.factors.bases, self.kept).sum(0)
         return self.answer(u_K, most), u_K
 
     def answer(self, u_K: Tensor, most: int | None = None) -> np.ndarray:
-        """Scores from a question's coordinates; `most`: only its strongest coordinates are multiplied (None: as many as
-        fit into `NUMBERS`).
-        """
-        weighed_K = u_K * self._scale_K
-        count = self.rows_KN.shape[1]
-        most = max(MOST, NUMBERS // max(1, count)) if most is None else most
-        rows_KN = self.rows_KN
-        if most < len(weighed_K):
-            strong = weighed_K.abs().topk(most).indices.sort().values
-            weighed_K, rows_KN = weighed_K[strong], rows_KN.index_select(0, strong)
-        score_N = torch.zeros(count)
-        step = max(1, CACHED // max(1, count))
-        room = torch.empty(step, count)
-        for first in range(0, len(weighed_K), step):
-            part = room[: len(rows_KN[first : first + step])].copy_(rows_KN[first : first + step])
-            score_N.addmv_(part.T, weighed_K[first : first + step])
-        return self.by_row((score_N * self._length_N).numpy() / count)
+        """Scores from a question's coordinates, with `most` of them (None: as many as are quickly multiplied)."""
+        score_N = self.stored.product(u_K * self._scale_K, most)
+        return self.by_row((score_N * self._length_N).numpy() / len(score_N))
 
     def by_row(self, score_F: np.ndarray) -> np.ndarray:
         """Scores of features summed to scores of rows."""

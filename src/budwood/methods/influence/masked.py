@@ -66,7 +66,8 @@ def mask_of(maps: Sequence[Map], index: Mapping[str, Tensor]) -> dict[str, Tenso
             out, into = (at % m.out, at // m.out) if m.kind == "conv1d" else (at // m.into, at % m.into)
             parts.append(out * m.columns + into)
         if m.bias is not None and m.bias in index:
-            parts.append(index[m.bias].long() * m.columns + m.into)
+            at = index[m.bias].long()
+            parts.append(m.columns + at if m.diagonal else at * m.columns + m.into)
         if parts:
             found[m.name] = torch.cat(parts)
     return found
@@ -84,7 +85,7 @@ def query_weights(
             return
         inverse = factors.inverse(setting, m.name)
         one_OI = grad_BOI.sum(0) if inverse is None else grad_BOI.sum(0) * inverse
-        if rotated:
+        if rotated and not m.diagonal:
             basis = factors.bases[m.name]
             one_OI = turned_back(one_OI, basis.q_OO, basis.q_II)
         found[m.name] = one_OI.flatten()[mask[m.name]]

@@ -37,7 +37,7 @@ class Basis:
 
 def with_one(a_BTI: Tensor, m: Map) -> Tensor:
     """Inputs with the 1 of the bias behind them."""
-    if m.bias is None:
+    if m.columns == m.into:
         return a_BTI
     return torch.cat([a_BTI, a_BTI.new_ones(*a_BTI.shape[:-1], 1)], -1)
 
@@ -51,13 +51,18 @@ def turned_inputs(a_BTI: Tensor, m: Map, q_II: Tensor) -> Tensor:
 
 @dataclass
 class Turner:
-    """Activations and output gradients in the eigenbasis; maps of one source turn their input once per batch."""
+    """Activations and output gradients in the eigenbasis; maps of one source turn their input once per batch.
+
+    Embeddings and norms have no eigenbasis and stay as they are.
+    """
 
     bases: Mapping[str, Basis]
     _kept: tuple[str, Tensor, Tensor] | None = field(default=None)  # source, what was turned, turned
 
     def __call__(self, m: Map, g_BTO: Tensor, a_BTI: Tensor) -> tuple[Tensor, Tensor]:
         """(g', a') of a map."""
+        if m.diagonal:
+            return g_BTO, a_BTI
         basis = self.bases[m.name]
         kept = self._kept
         same = kept is not None and kept[0] == m.source and kept[1].shape == a_BTI.shape
@@ -75,6 +80,8 @@ def covariances(shop: Shop, order: np.ndarray) -> dict[str, Tensor]:
     like = shop.like
     out: dict[str, Tensor] = {}
     for m in shop.maps:
+        if m.diagonal:
+            continue
         out[f"G/{m.name}"] = like.new_zeros(m.out, m.out)
         out[f"nG/{m.name}"] = torch.zeros((), dtype=torch.float64)
         if m.source == m.name:
@@ -82,6 +89,8 @@ def covariances(shop: Shop, order: np.ndarray) -> dict[str, Tensor]:
             out[f"nA/{m.name}"] = torch.zeros((), dtype=torch.float64)
 
     def use(question: int, m: Map, s: Sides) -> None:
+        if m.diagonal:
+            return
         if question == 0:
             count = int(s.mask_BT.sum()) if s.mask_BT is not None else s.a_BTI.shape[0] * s.a_BTI.shape[1]
             out[f"nG/{m.name}"] += count
@@ -107,21 +116,29 @@ def _add_inputs(total_II: Tensor, m: Map, s: Sides) -> None:
 def second_moments(
     shop: Shop, order: np.ndarray, bases: Mapping[str, Basis] | None, diagonal: bool
 ) -> dict[str, Tensor]:
-    """Sums over rows of squared gradients: "ekfac/map" in the eigenbasis (with `bases`), "diagonal/map" in weights."""
+    """Sums over rows of squared gradients: "ekfac/map" in the eigenbasis (with `bases`), "diagonal/map" in weights.
+
+    Embeddings and norms have the second, whatever is asked for.
+    """
     like = shop.like
-    kinds = [k for k, wanted in (("ekfac", bases is not None), ("diagonal", diagonal)) if wanted]
-    out = {f"{k}/{m.name}": like.new_zeros(m.out, m.columns) for k in kinds for m in shop.maps}
+    turned = [m for m in shop.maps if bases is not None and not m.diagonal]
+    plain = [m for m in shop.maps if diagonal or m.diagonal]
+    out = {
+        f"{k}/{m.name}": like.new_zeros(m.out, m.columns)
+        for k, ms in (("ekfac", turned), ("diagonal", plain))
+        for m in ms
+    }
     turner = Turner(bases or {})
 
     def use(question: int, m: Map, s: Sides) -> None:
         g_BTO, a_BTI = s.live()
-        if bases is not None:
+        if bases is not None and not m.diagonal:
             if rotate_first(g_BTO.shape[1], m.out, m.columns):
                 square_sum_(out[f"ekfac/{m.name}"], *turner(m, g_BTO, a_BTI))
             else:
                 basis = bases[m.name]
                 square_sum_(out[f"ekfac/{m.name}"], g_BTO, with_one(a_BTI, m), (basis.q_OO, basis.q_II))
-        if diagonal:
+        if diagonal or m.diagonal:
             square_sum_(out[f"diagonal/{m.name}"], g_BTO, with_one(a_BTI, m))
 
     for index in shop.batches(shop.train, order):

@@ -79,11 +79,11 @@ def precondition(factors: Factors, settings: Sequence[Setting], work: Work, way:
     weights: dict[tuple[str, int], Tensor | None] = {}
     shared = {m.source: sum(n.source == m.source for n in factors.maps) for m in factors.maps}
     for m in factors.maps:
-        turn = bool(curved) and (way or cheaper_way(m, settings, work, shared[m.source])) == "turn"
+        turn = bool(curved) and not m.diagonal and (way or cheaper_way(m, settings, work, shared[m.source])) == "turn"
         found = []
         for i, setting in enumerate(settings):
             weight = weights[m.name, i] = factors.inverse(setting, m.name)
-            if setting.strategy in IN_EIGENBASIS:
+            if setting.strategy in IN_EIGENBASIS and not m.diagonal:
                 found.append(Term(i, TURNED, True, weight) if turn else Term(i, f"back{i}", False, None))
             elif setting.strategy == "identity" and turn:
                 found.append(Term(i, TURNED, True, None))  # turning changes no inner product

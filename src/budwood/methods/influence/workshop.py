@@ -114,11 +114,9 @@ def _open(key: Key) -> Shop:
 
 def shop_of(read: Reading, train: Features, cfg: FitConfig) -> Shop:
     """A shop around a loaded model; the maps that count are found by a pass of a few rows."""
-    if cfg.diagonal_for:
-        raise ConfigError("--diagonal-for is not there yet: embeddings and norms cannot be covered. Leave it away.")
     few = read.feed(train)(np.arange(min(3, len(train))), 0)
     coverage = cover(read.loaded.model, read.objective, few)
-    maps, left = maps_of(read.loaded.model, read.objective, take(few, [0] * 2), coverage)
+    maps, left = maps_of(read.loaded.model, read.objective, take(few, [0] * 2), coverage, also=cfg.diagonal_for)
     if maps and cfg.modules:
         kept = set(matching([m.name for m in maps], cfg.modules))
         left |= {m.weight: "not asked for" for m in maps if m.name not in kept}
