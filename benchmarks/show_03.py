@@ -1,6 +1,6 @@
 """Bars of Fisher information, EWC and injection: exactness, trade-offs, speed, bad input.
 
-make show-03        (about an hour and a half on two cores; every study can be stopped and carried on under runs/show-03)
+make show-03        (about 90 minutes on two cores; every study can be stopped and carried on under runs/show-03)
 """
 
 from __future__ import annotations
