@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from budwood.config.graft import GraftLearnConfig, GraftStitchConfig, parse_size
 from budwood.data.task import Row, Task, Template
 from budwood.errors import BudwoodError, ConfigError, ModelError, TreeError
 from budwood.methods.graft import choice, learned, rules
+from budwood.methods.graft import learn as graft_learn
 from budwood.methods.graft.compare import show
 from budwood.methods.graft.measure import Scores, recovered, temperature_from
 from budwood.methods.graft.merging import merged
@@ -277,12 +279,27 @@ def test_a_head_goes_along(place: Path, tmp_path: Path, monkeypatch: pytest.Monk
         bw.evaluate(reference, turned, threads=1)
 
 
-def test_the_share_of_the_gain_is_found_by_bisection(
+@pytest.mark.parametrize("enough", [1, 137, 9_000, 10_000])
+def test_the_share_of_the_gain_is_found_by_bisection(enough: int) -> None:
+    """A world in which `enough` weights recover all of the gain and fewer recover half of it."""
+    bench: Any = SimpleNamespace(
+        cfg=GraftLearnConfig(task="toy", size="95%-of-gain"),
+        pair=SimpleNamespace(delta_P=torch.zeros(10_000), sizes={}),
+        selection=object(),
+        session=SimpleNamespace(progress=SimpleNamespace(say=lambda text: None)),
+        mask=lambda select, count: {"weights": count},
+        gained=lambda mask, rows: 1.0 if mask.get("weights", 0) >= enough else 0.5,
+    )
+    found: Any = graft_learn._smallest(bench, 0.95).get("weights", 10_000)  # none: all of them
+    assert enough <= found <= max(enough + 1, enough * graft_learn.CLOSE)
+
+
+def test_a_share_of_the_gain_is_recovered_on_the_selection_rows(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    m = learn(place, "prompt", size="95%-of-gain", select="first-order", path_points=0).metrics
-    assert 0 < m["size"] < m["graftable"]
+    m = learn(place, "prompt", size="95%-of-gain", select="first-order").metrics
+    assert 0 < m["size"] <= m["graftable"] and m["recovered"] >= 0.9
 
 
 def test_curve_and_other_tasks(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
