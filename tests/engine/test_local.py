@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,11 @@ def die_once(arguments: dict[str, Any], part: Path) -> None:
         flag.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     part.write_text("survived")
+
+
+def stay(arguments: dict[str, Any], part: Path) -> None:
+    (part.parent / f"{arguments['x']}.pid").write_text(str(os.getpid()))
+    time.sleep(60)
 
 
 def always_die(arguments: dict[str, Any], part: Path) -> None:
@@ -64,3 +73,37 @@ def test_a_job_that_always_dies_is_named(tmp_path: Path) -> None:
 
 def test_keys_do_not_depend_on_the_place(tmp_path: Path) -> None:
     assert jobs(tmp_path)[1].key == jobs(tmp_path / "x")[1].key != jobs(tmp_path)[2].key
+
+
+def alive(pid: int) -> bool:
+    """A process that is neither gone nor a zombie that nobody has fetched."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_workers_do_not_outlive_a_killed_driver(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from budwood.engine.jobs import Job; from budwood.engine.local import run_jobs\n"
+        f"if __name__ == '__main__': run_jobs([Job('tests.engine.test_local:stay', {{'x': x}}, "
+        f"Path({str(tmp_path)!r}) / f'{{x}}.txt') for x in range(2)], workers=2)"
+    )
+    (tmp_path / "driver.py").write_text(code)
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    driver = subprocess.Popen([sys.executable, str(tmp_path / "driver.py")], env={**os.environ, "PYTHONPATH": paths})
+    try:
+        wait_for(lambda: len([p for p in tmp_path.glob("*.pid") if p.read_text()]) == 2)
+        pids = [int((tmp_path / f"{x}.pid").read_text()) for x in range(2)]
+        assert all(map(alive, pids))
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_for(lambda: not any(map(alive, pids)))
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    """Return once it happened, fail after half a minute."""
+    until = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.05)

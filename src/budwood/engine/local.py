@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection
 
 from budwood.engine.jobs import Job, JobError, call, missing
 
@@ -46,7 +48,7 @@ def _one_pool(todo: Sequence[Job], workers: int, finished: Callable[[Job], None]
     context = multiprocessing.get_context("spawn")
     waiting = list(todo)
     running: dict[Future[str], Job] = {}
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_quiet) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_settle) as pool:
         try:
             while waiting or running:
                 while waiting and len(running) < workers:  # no queue: at a death, few jobs are under suspicion
@@ -65,5 +67,17 @@ def _one_pool(todo: Sequence[Job], workers: int, finished: Callable[[Job], None]
     return []
 
 
-def _quiet() -> None:
+def _settle() -> None:
+    """What a new worker does first: one thread, and no life beyond its driver's.
+
+    A worker left behind by a killed driver would work on, and come in the way of the run that is started again.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+    threading.Thread(target=_follow, args=(driver.sentinel,), daemon=True).start()
+
+
+def _follow(driver: int) -> None:
+    connection.wait([driver])  # returns when the driver is gone
+    os._exit(1)
