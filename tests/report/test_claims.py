@@ -78,30 +78,40 @@ def graft_run(path: Path, scores: tuple[float, float, float], n: int) -> dict[st
     return told(made.write_run(path, "graft learn", metrics))
 
 
+def test_worse_by_tuning_is_no_gain_and_few_rows_no_certainty(tmp_path: Path) -> None:
+    worse = graft_run(tmp_path / "worse", (0.9, 0.5, 0.6), 400)["claim"]
+    assert worse.startswith("Tuning on reviews made the score worse (-40 points), so there is no gain")
+    sure = graft_run(tmp_path / "few", (0.0, 1.0, 1.0), 4)["recovery"]
+    assert sure["low"] < 0.8 < 1.2 < sure["high"]
+
+
 def test_no_share_of_a_gain_that_chance_may_make(tmp_path: Path) -> None:
     few = graft_run(tmp_path / "few", (0.885, 0.905, 0.925), 400)
-    assert "+2 points (+8 of 400 rows), and chance alone may make 4.25 points: too little" in few["claim"]
+    assert "+2 points (+8 of 400 rows), and chance alone may make 4.26 points: too little" in few["claim"]
     assert "200 %" not in few["claim"] and few["recovery"]["clear"] is False
     much = graft_run(tmp_path / "much", (0.5, 0.9, 0.8), 400)
     assert "recover 75 % of what tuning on reviews gained (95 % interval 63 % to 87 %)" in much["claim"]
 
 
-def test_the_interval_of_a_share_holds_in_a_simulation() -> None:
+# a gain that is told only when it is clear looks larger than it is: there the interval holds less often
+@pytest.mark.parametrize(("true", "n", "least"), [((0.5, 0.9, 0.8), 500, 0.92), ((0.8, 0.9, 0.88), 400, 0.92)])
+def test_the_interval_of_a_share_holds_in_a_simulation(true: tuple[float, ...], n: int, least: float) -> None:
     import numpy as np
 
     from budwood.report.views.chance import recovery
 
     rng = np.random.default_rng(0)
-    held, rounds, n = 0, 400, 500
-    for base, tuned, graft in (rng.binomial(n, (0.5, 0.9, 0.8)) / n for _ in range(rounds)):
+    held = told = 0
+    for base, tuned, graft in (rng.binomial(n, true) / n for _ in range(600)):
         states = {k: {"score": float(v)} for k, v in (("base", base), ("tuned", tuned), ("graft", graft))}
         sure = recovery({"metric": "accuracy", "n": n, **states})
-        assert sure is not None
-        held += sure["low"] <= 0.75 <= sure["high"]
-    assert 0.92 < held / rounds < 0.98
+        assert sure is not None and sure["clear"] == ("low" in sure)
+        told += sure["clear"]
+        held += sure["clear"] and sure["low"] <= (true[2] - true[0]) / (true[1] - true[0]) <= sure["high"]
+    assert least < held / told < 0.995, held / told
 
 
-ANYWHERE = re.compile(r'(?<![\w.~/:<\\])/(?:tmp|home|root|work|usr|var|Users|etc)\b[^"]*')
+ANYWHERE = re.compile(r'(?<![\w.~<])/(?:tmp|home|root|work|usr|var|Users|etc)\b[^"]*')
 
 
 def test_no_place_of_the_machine_is_on_a_page(tmp_path: Path) -> None:
@@ -114,7 +124,11 @@ def test_no_place_of_the_machine_is_on_a_page(tmp_path: Path) -> None:
     results = [{"model": m, "layers": scored, "best_layer": 0} for m in models]
     more = {
         "parents": [str(tuned)],
-        "settings": {"data_dir": [str(tmp_path / "data")], "masks": "/etc/hidden/masks.yaml"},
+        "settings": {
+            "data_dir": [str(tmp_path / "data")],
+            "masks": "/etc/hidden/masks.yaml",
+            "given": ["run:/usr/secret/full", "file:///usr/secret/y", "/usr/secret/My Data/x.csv", r"\\secret\d\z"],
+        },
         "command": [f"{tmp_path}/bin/budwood", "probe", *models, "--data-dir", str(tmp_path / "data")],
         "notes": {"texts": f"read from {tmp_path}/data/train.csv"},
     }
@@ -133,9 +147,11 @@ def test_no_place_of_the_machine_is_on_a_page(tmp_path: Path) -> None:
     assert mine["command"] == [
         *("budwood", "probe", "runs/tuned", "…/bert", "tiny-bert+runs/g/topic.graft", "--data-dir", "data")
     ]
-    assert mine["settings"] == {"data_dir": ["data"], "masks": "…/masks.yaml"}
+    given = ["run:…/full", "…/y", "…/x.csv", "…/z"]
+    assert mine["settings"] == {"data_dir": ["data"], "masks": "…/masks.yaml", "given": given}
+    assert "secret" not in text
     assert [m["model"] for m in data["details"]["probe"]["models"]] == mine["models"]
-    assert "No layer of tuned" in data["details"]["probe"]["claim"] or "of tuned" in data["details"]["probe"]["claim"]
+    assert "of tuned" in data["details"]["probe"]["claim"]
 
 
 def test_texts_of_a_data_set_keep_their_slashes(tmp_path: Path) -> None:
@@ -167,3 +183,20 @@ def test_the_sentence_and_the_list_name_the_same_number(tmp_path: Path, name: st
 def test_what_makes_a_run_again_is_what_people_type(tmp_path: Path) -> None:
     path = made.write_run(tmp_path / "r", "probe", {}, command=["/x/y/budwood/__main__.py", "demo"])
     assert full(Room.open(path), "r")["command"] == ["budwood", "demo"]
+
+
+def test_a_metric_that_is_no_share_of_rows_gets_no_interval_of_one(tmp_path: Path) -> None:
+    layers = [{"layer": i, "score": s} for i, s in enumerate((0.9, 0.3, 0.5))]
+    metrics = {
+        "metric": "rmsle",
+        "n": 100,
+        "results": [{"model": "m", "layers": layers, "best_layer": 1}],
+        "baselines": {"majority": 0.31, "random_encoder": [0.7, 0.8]},
+    }
+    said = told(made.write_run(tmp_path / "r", "probe", metrics))["claim"]
+    assert "most legible in layer 1 of m: 0.3" in said and "a random encoder reaches 0.7" in said
+
+
+def test_an_empty_command_harms_no_page(tmp_path: Path) -> None:
+    path = made.write_run(tmp_path / "r", "probe", {}, command=[])
+    assert full(Room.open(path), "r")["command"] == [] and page([Room.open(path)])

@@ -10,8 +10,12 @@ from typing import Any
 
 from budwood.models.reference import split_grafts
 
-# an absolute path inside a text; what follows a word, a colon or a slash is none (a/b, https://...)
-ABSOLUTE = re.compile(r"(?<![\w.~/:\\-])(?:/(?=[^\s/])|[A-Za-z]:\\)[^\s'\"`,;()\[\]{}<>|=+]*")
+# an absolute path inside a text; what follows a word or a slash is none (a/b, https://...)
+_NAME = r"[^\s'\"`,;()\[\]{}<>|=+]*"
+ABSOLUTE = re.compile(
+    r"(?:file:///|(?<![\w.~/\\-])/(?=[^\s/])|(?<![\w\\])(?:[A-Za-z]:\\|\\\\(?=\w)))"
+    rf"{_NAME}(?: [^\s/\\'\"]+[/\\]{_NAME})*"  # a word with a slash after a blank goes on with a path: My Data/x.csv
+)
 SLASH = re.compile(r"[/\\]")
 GENERAL = re.compile(r"model|best|last|\d+|checkpoint.*")  # says too little without the folder around it
 OF_DATA = frozenset(
@@ -38,7 +42,7 @@ def public(text: str, base: Path) -> str:
     """
     for known, whole, told in _known(base):
         if known in text:
-            text = whole.sub(told.rstrip("/") or ".", text.replace(f"{known}/", told))
+            text = whole.sub(lambda m, told=told: told if m[1] else told.rstrip("/") or ".", text)  # type: ignore[misc]
     return ABSOLUTE.sub(lambda m: f"…/{SLASH.split(m[0].rstrip('/.'))[-1]}" if len(m[0]) > 2 else m[0], text)
 
 
@@ -46,7 +50,8 @@ def public(text: str, base: Path) -> str:
 def _known(base: Path) -> tuple[tuple[str, re.Pattern[str], str], ...]:
     """Folders that have a name on pages: as text, as a pattern of it alone, and what stands for them."""
     named = ((p, told) for p, told in ((base, ""), (Path.home(), "~/")) if p.is_absolute() and len(p.parts) > 1)
-    return tuple((str(p), re.compile(rf"{re.escape(str(p))}(?![\w.-])"), told) for p, told in named)
+    start = r"(?<![\w.~/\\-])"
+    return tuple((str(p), re.compile(rf"{start}{re.escape(str(p))}(?:(/)|(?![\w.-]))"), told) for p, told in named)
 
 
 def cleaned(value: Any, base: Path) -> Any:

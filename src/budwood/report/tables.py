@@ -105,9 +105,11 @@ def public_of(room: Room, value: Any) -> Any:
 def _command(words: list[Any]) -> list[str]:
     """The words that make a run again: the program by the name that people type.
 
-    >>> _command(["/usr/lib/python3/budwood/__main__.py", "demo"])
-    ['budwood', 'demo']
+    >>> _command(["/usr/lib/python3/budwood/__main__.py", "demo"]), _command([])
+    (['budwood', 'demo'], [])
     """
+    if not words:
+        return []
     return (
         ["budwood", *map(str, words[1:])]
         if Path(str(words[0])).name in ("__main__.py", "budwood")

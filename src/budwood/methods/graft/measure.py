@@ -62,8 +62,10 @@ def temperature_from(found: Evaluation, rows: Sequence[Row]) -> tuple[float | No
     heat = measure.temperature(logits_NK, gold_N)
     if measure.HEATS[0] * 1.01 < heat < measure.HEATS[1] / 1.01:
         return heat, ""
-    right = int((logits_NK.argmax(axis=1) == gold_N).sum())
-    return None, f"{right} of the {len(gold_N)} rows it is fitted on are answered right, so no temperature fits best"
+    right = f"{int((logits_NK.argmax(axis=1) == gold_N).sum())} of the {len(gold_N)} rows it is fitted on"
+    if heat > 1:
+        return None, f"its answers are no better than guessing ({right} are right), so no temperature fits best"
+    return None, f"{right} are answered right, so no temperature fits best"
 
 
 def summary(pair: Pair, test: Evaluation, selection: Evaluation | None, rows: Sequence[Row]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import hypot, sqrt
 from typing import Any
 
+from budwood.linalg.metrics import accuracy_interval
 from budwood.report.views.words import number
 
 WIDE = 1.96  # standard errors on either side of a 95 % interval
@@ -16,23 +17,26 @@ def half(score: Mapping[str, Any], n: Any = None, metric: str = "accuracy") -> f
     """Half the width of a score's 95 % interval: its own where it has one, else that of a share of `n` rows.
 
     >>> round(half({"score": 0.5}, 100), 3), half({"score": 0.5, "low": 0.4, "high": 0.7}), half({"score": 2.5}, 9)
-    (0.098, 0.15, None)
+    (0.096, 0.15, None)
+    >>> half({"score": 0.5}, 100, "mcc"), round(half({"score": 1.0}, 4), 2)
+    (None, 0.24)
     """
     value, low, high = (score.get(k) for k in ("score", "low", "high"))
     if isinstance(low, int | float) and isinstance(high, int | float):
         return round((high - low) / 2, 12)
     if metric in SHARES and isinstance(value, int | float) and 0 <= value <= 1 and isinstance(n, int) and n > 0:
-        return WIDE * sqrt(value * (1 - value) / n)
+        low, high = accuracy_interval(round(value * n), n)
+        return (high - low) / 2
     return None
 
 
-def apart(a: Mapping[str, Any], b: Mapping[str, Any], n: Any = None) -> bool | None:
+def apart(a: Mapping[str, Any], b: Mapping[str, Any], n: Any = None, metric: str = "accuracy") -> bool | None:
     """Whether two scores differ by more than chance may make them; None where no interval is known.
 
     >>> apart({"score": 0.5}, {"score": 0.55}, 100), apart({"score": 0.5}, {"score": 0.8}, 100)
     (False, True)
     """
-    halves = half(a, n), half(b, n)
+    halves = half(a, n, metric), half(b, n, metric)
     if halves[0] is None or halves[1] is None:
         return None
     return abs(a["score"] - b["score"]) > hypot(*(h for h in halves if h is not None))
@@ -64,8 +68,9 @@ def recovery(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
     """What can be said of the share of a gain that came back, from scores of base, tuned and graft on `n` rows.
 
     `gain` in points, `rows` it stands for, `chance` how much of it chance alone may make (half of a 95 % interval),
-    `clear` whether it is more than that, and the interval `low` to `high` of the share. The three models are counted
-    as independent, which on the same rows makes the interval too wide rather than too narrow.
+    `clear` whether it is more than that, and then the interval `low` to `high` of the share (Fieller's: every share
+    that the three scores do not contradict, so a gain that is just clear leaves it wide). The three models are counted
+    as independent; on the same rows they err together, and the interval is rather too wide.
 
     >>> m = {"metric": "accuracy", "n": 400, "recovered": 2.0}
     >>> few = recovery(m | {"base": {"score": 0.88}, "tuned": {"score": 0.9}, "graft": {"score": 0.92}})
@@ -85,8 +90,12 @@ def recovery(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
     wide_base, wide_tuned, wide_graft = (float(h) for h in halves if h is not None)
     gain, chance = tuned - base, hypot(wide_base, wide_tuned)
     told: dict[str, Any] = {"gain": gain, "rows": round(gain * n), "chance": chance, "clear": abs(gain) > chance}
-    if gain:
-        share = (graft - base) / gain
-        wide = hypot(wide_graft, share * wide_tuned, (1 - share) * wide_base) / abs(gain)
-        told |= {"low": share - wide, "high": share + wide}
+    if told["clear"]:
+        # (rise - share gain)^2 <= wide_graft^2 + share^2 wide_tuned^2 + (1 - share)^2 wide_base^2, solved for share
+        rise = graft - base
+        square = gain**2 - chance**2
+        linear = rise * gain - wide_base**2
+        rest = rise**2 - wide_graft**2 - wide_base**2
+        spread = sqrt(max(linear**2 - square * rest, 0.0))
+        told |= {"low": (linear - spread) / square, "high": (linear + spread) / square}
     return told

@@ -42,6 +42,12 @@ def claim(room: Room) -> str:
             f"bring back. Base {number(m['base']['score'])}, tuned {number(m['tuned']['score'])}, with the graft "
             f"{number(m['graft']['score'])}."
         )
+    if sure is not None and sure["gain"] < 0:
+        return (
+            f"Tuning on {room.task} made the score worse ({points(sure['gain'])}), so there is no gain to bring back: "
+            f"base {number(m['base']['score'])}, tuned {number(m['tuned']['score'])}, with the graft of {few} "
+            f"{number(m['graft']['score'])}."
+        )
     said = f"{few} recover {percent(m.get('recovered'))} of what tuning on {room.task} gained"
     said += f" (95 % interval {percent(sure['low'], 2)} to {percent(sure['high'], 2)})" if sure else ""
     said += f", with a score of {number(m['graft']['score'])}" if isinstance(m.get("graft"), dict) else ""

@@ -8,7 +8,7 @@ from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.texts import Texts
 from budwood.report.views.chance import apart, ranged
-from budwood.report.views.words import BASELINES, number
+from budwood.report.views.words import BASELINES, LOWER_IS_BETTER, number
 
 
 def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
@@ -28,10 +28,13 @@ def claim(room: Room, results: list[dict[str, Any]]) -> str:
     scored = [r for r in results if isinstance(r.get("test"), int | float)]
     if not scored:
         return "This run has no feature to show yet."
-    first, best = scored[0], max(scored, key=lambda r: r["test"])  # a run's score is that of the first
+    metric = str(room.metrics.get("metric"))
+    pick = min if metric in LOWER_IS_BETTER else max
+    first, best = scored[0], pick(scored, key=lambda r: r["test"])  # a run's score is that of the first
     said = f"Frozen {_called(first)} already reaches {ranged({**first, 'score': first['test']})} on {room.task}"
     if best is not first:
-        clear = apart({**first, "score": first["test"]}, {**best, "score": best["test"]}, room.metrics.get("n"))
+        one, other = ({**r, "score": r["test"]} for r in (first, best))
+        clear = apart(one, other, room.metrics.get("n"), metric)
         beside = " (not told apart from it)" if clear is False else ""
         said += f"; the best of {len(scored)}, {_called(best)}, has {number(best['test'])}{beside}"
     lines = room.metrics.get("baselines") or {}

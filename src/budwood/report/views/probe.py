@@ -38,38 +38,40 @@ def claim(room: Room, models: list[dict[str, Any]]) -> str:
     if not models or not models[0]["layers"]:
         return "This probe run has no layers to show yet."
     lines = room.metrics.get("baselines") or {}
-    n, down = room.metrics.get("n"), room.metrics.get("metric") in LOWER_IS_BETTER
-    said = [standing(m, lines.get("majority"), room.task, n, down) for m in models[:2]]
+    n, metric = room.metrics.get("n"), str(room.metrics.get("metric"))
+    said = [standing(m, lines.get("majority"), room.task, n, metric) for m in models[:2]]
     plain = {
         "counting words alone": lines.get("bag_of_words"),
-        "a random encoder": _highest(lines.get("random_encoder")),
+        "a random encoder": _best(lines.get("random_encoder"), metric),
     }
     beside = [f"{name} reaches {number(v)}" for name, v in plain.items() if isinstance(v, int | float)]
     return " ".join(said) + (f" For comparison, {listed(beside)}." if beside else "")
 
 
-def _highest(scores: Any) -> float | None:
-    """The highest of a list of scores."""
-    return max((x for x in scores if isinstance(x, int | float)), default=None) if isinstance(scores, list) else None
+def _best(scores: Any, metric: str) -> float | None:
+    """The best of a list of scores."""
+    pick = min if metric in LOWER_IS_BETTER else max
+    return pick((x for x in scores if isinstance(x, int | float)), default=None) if isinstance(scores, list) else None
 
 
-def standing(model: dict[str, Any], majority: Any, task: str, n: Any, down: bool = False) -> str:
+def standing(model: dict[str, Any], majority: Any, task: str, n: Any, metric: str = "accuracy") -> str:
     """One sentence on a model: its highest layer, and whether that is above the trivial answer and other layers."""
     scored = [x for x in model["layers"] if isinstance(x.get("score"), int | float)]
     if not scored:
         return f"{model['model']} has no scores."
+    down = metric in LOWER_IS_BETTER
     pick = min if down else max
     best = next((x for x in scored if x["layer"] == model.get("best_layer")), None) or pick(
         scored, key=lambda x: x["score"]
     )
     plain = isinstance(majority, int | float)
-    wide = half(best, n)
+    wide = half(best, n, metric)
     if plain and wide is not None and (-1 if down else 1) * (best["score"] - majority) <= wide:
         return (
             f"No layer of {model['model']} reads {task} clearly better than always naming the commonest label "
             f"({number(majority)}): the best, {layer_name(best['layer'])}, has {ranged(best)}."
         )
-    close = [x for x in scored if x is not best and apart(x, best, n) is False]
+    close = [x for x in scored if x is not best and apart(x, best, n, metric) is False]
     against = f", against {number(majority)} for always naming the commonest label" if plain else ""
     if close and len(close) == len(scored) - 1:
         return (

@@ -8,7 +8,7 @@ from typing import Any
 from budwood.report.limits import Limits
 from budwood.report.room import Room
 from budwood.report.texts import Texts
-from budwood.report.views.chance import auc_half, ranged
+from budwood.report.views.chance import apart, auc_half, ranged
 from budwood.report.views.words import number, scores_name
 
 KEYS = ("results", "ceiling", "random", "subsets", "seeds", "planted", "targets", "retrains", "diverged")
@@ -37,13 +37,8 @@ def claim(room: Room) -> str:
     for key, words in MEASURES:
         scored = [{**r, "score": r[key]} for r in results if isinstance(r.get(key), int | float)]
         if scored:
-            first, best = scored[0], max(scored, key=lambda r: r[key])  # a run's score is that of the first
-            said = f"{scores_name(first['scores'])} {words} {ranged(first)}" + (
-                ", the best" if first is best and scored[1:] else ""
-            )
-            if first is not best:
-                said += f"; the best of {len(scored)}, {scores_name(best['scores'])}, has {ranged(best)}"
-                said += " (not told apart from it)" if key == "auc" and not far(m, first["auc"], best["auc"]) else ""
+            first = scored[0]  # a run's score is that of the first
+            said = f"{scores_name(first['scores'])} {words} {ranged(first)}{beside_others(m, key, scored)}"
             beside = [f"{w} {number(m[k])}" for k, w in LINES if isinstance(m.get(k), int | float)]
             return said + (f"; {', '.join(beside)}." if beside else ".")
     flipped = [r for r in results if isinstance(r.get("flipped"), int | float)]
@@ -54,6 +49,19 @@ def claim(room: Room) -> str:
     if not results and isinstance(m.get("ceiling"), int | float):
         return f"Models were retrained, and no scores are checked yet; their ceiling is {number(m['ceiling'])}."
     return "No model has been retrained yet." if not results else f"{len(results)} scores were checked."
+
+
+def beside_others(metrics: dict[str, Any], key: str, scored: list[dict[str, Any]]) -> str:
+    """How the first scores stand to the best of the others."""
+    if not scored[1:]:
+        return ""
+    first, other = scored[0], max(scored[1:], key=lambda r: r[key])
+    clear = apart(first, other) is not False if key == "lds" else far(metrics, first[key], other[key])
+    unsure = "" if clear else " (not told apart from it)"
+    name = scores_name(other["scores"])
+    if other[key] > first[key]:
+        return f"; the best of {len(scored)}, {name}, has {ranged(other)}{unsure}"
+    return ", the best" if clear else f"; next comes {name} with {ranged(other)}{unsure}"
 
 
 def far(metrics: dict[str, Any], a: float, b: float) -> bool:

@@ -85,10 +85,13 @@ def percent(value: Any, places: int = 3) -> str:
 
     >>> percent(0.5), percent(0.00012), percent(1.0), percent(0.984), percent(0.126, 2), percent(-1.234, 2)
     ('50 %', '0.012 %', '100 %', '98.4 %', '13 %', '-123 %')
+    >>> percent(0.996, 2), percent(0.9996), percent(0.996)
+    ('100 %', '100 %', '99.6 %')
     """
     if value is None:
         return "unknown"
-    return f"{100 * value:.0f} %" if abs(value) >= 1 else f"{100 * value:.{places}g} %"
+    whole = abs(value) >= 1 or float(f"{100 * abs(value):.{places}g}") >= 100  # .2g of 99.6 would be 1e+02
+    return f"{100 * value:.0f} %" if whole else f"{100 * value:.{places}g} %"
 
 
 def points(value: float, signed: bool = True) -> str:
