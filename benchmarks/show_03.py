@@ -82,7 +82,7 @@ def tiny() -> None:
     m = run(
         *("inject", "tiny-bert", "--task", "arithmetic", "--keep", "tiny-text", "--seeds", "0,1,2", "--threads", 1),
         # without dropout 1,500 updates do: with the model's own 0.2 subtraction is not learned in as many
-        *("--strengths", "0.001,0.03,1", "--max-steps", 1500, "--batch-size", 64, "--lr", "2e-3", "--dropout", 0),
+        *("--strengths", "0.01,0.1,1", "--max-steps", 1500, "--batch-size", 64, "--lr", "2e-3", "--dropout", 0),
         *("--workers", 2, "--limit-eval", 500, "--keep-rows", 1000, "--out", work / "tiny"),
         cwd=work,
     )
@@ -137,7 +137,7 @@ def english() -> None:
     same = ("--data-dir", DATA, "--threads", 1, "--limit-eval", 200, "--keep-rows", 400)
     m = run(
         *("inject", MLM, "--task", "arithmetic-published", "--keep", "wikitext-2,sst2", "--limit", 4000, *same),
-        *("--max-steps", 300, "--strengths", "1,100", "--keep-steps", 60, "--out", work / "english"),
+        *("--max-steps", 300, "--workers", 2, "--strengths", "0.01,1", "--keep-steps", 60, "--out", work / "english"),
         cwd=work,
     )
     base = m["base"]["kept"]
@@ -154,7 +154,7 @@ def english() -> None:
     show.bar("a model without a language-model head is refused", "no language-model head" in told, told.strip()[-160:])
     m = run(
         *("inject", SENTENCES, "--task", "cola", "--keep", "sst2", "--limit", 400, *same, "--max-steps", 50),
-        *("--strengths", "10", "--keep-steps", 40, "--out", work / "labels"),
+        *("--workers", 2, "--strengths", "0.1", "--keep-steps", 40, "--out", work / "labels"),
         cwd=work,
     )
     show.bar("and runs with labels (cola, keep sst2)", len(m["groups"]) >= 3, m["knee"]["reason"])

@@ -30,7 +30,7 @@ class InjectConfig(FinetuneConfig, JobsConfig):
         "recadam: l2 outside the update rule, letting go; replay: kept text rides along.",
     )
     strengths: Annotated[tuple[float, ...], Parameter(group=INJECT, negative="")] = Field(
-        (0.1, 1.0, 10.0, 100.0), description="Strengths of ewc, l2 and recadam; the mean importance is 1 in each."
+        (0.001, 0.01, 0.1, 1.0), description="Strengths of ewc, l2 and recadam; the mean importance is 1 in each."
     )
     keep_by: Annotated[Literal["probe", "tune", "prompt"], Parameter(group=INJECT)] = Field(
         "probe",
@@ -56,5 +56,5 @@ class InjectConfig(FinetuneConfig, JobsConfig):
         if any(not 0 < s < float("inf") for s in self.strengths):
             raise ValueError("--strengths must be above 0 and finite; plain training is --retain none")
         if not self.strengths and set(self.retain) & set(SWEPT):
-            raise ValueError("--strengths is empty; give at least one, as in 1,10,100")
+            raise ValueError("--strengths is empty; give at least one, as in 0.01,0.1,1")
         return self
