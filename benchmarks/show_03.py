@@ -137,7 +137,7 @@ def english() -> None:
     same = ("--data-dir", DATA, "--threads", 1, "--limit-eval", 200, "--keep-rows", 400)
     m = run(
         *("inject", MLM, "--task", "arithmetic-published", "--keep", "wikitext-2,sst2", "--limit", 4000, *same),
-        *("--max-steps", 300, "--workers", 2, "--strengths", "0.01,1", "--keep-steps", 60, "--out", work / "english"),
+        *("--max-steps", 150, "--workers", 2, "--strengths", "0.01,1", "--keep-steps", 40, "--out", work / "english"),
         cwd=work,
     )
     base = m["base"]["kept"]
