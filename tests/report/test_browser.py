@@ -213,7 +213,7 @@ def test_from_a_graft_to_the_rows_behind_its_weights(
 
     (runs["graft"] / "reviews.graft").write_bytes(b"a graft")
     counted = np.random.default_rng(4).normal(size=60)
-    monkeypatch.setattr(masked, "graft_scores", lambda *given: counted)
+    monkeypatch.setattr(masked, "graft_scores", lambda *given: (counted, ""))
     tab = Tab(browser, server)
     page = tab.go("view=graft&run=graft")
     page.locator("a.cross", has_text="in this graft's weights alone").click()
@@ -230,6 +230,38 @@ def test_from_a_graft_to_the_rows_behind_its_weights(
     assert "The link counts whole layers." in words
     assert "budwood influence show runs/influence --query 0 --graft runs/graft/reviews.graft" in words
     tab.close()
+
+
+@pytest.mark.parametrize("how", ["file", "server"])
+def test_scores_of_another_model_are_no_way_from_a_graft(browser: Any, tmp_path: Path, how: str) -> None:
+    """A run of the same name and task whose files are others is not linked; the page says why and what to type."""
+    home = tmp_path / "runs"
+    made.tuned(home / "tuned", {})
+    scored = made.influence(home / "influence", made.write_reviews(tmp_path / "data", hostile=False))
+    cut = made.graft(home / "graft", {})
+
+    def tell(run: Path, models: list[str]) -> None:
+        manifest = json.loads((run / "run.json").read_text())
+        manifest["settings"] |= {"models": models, "shots": 64}
+        (run / "run.json").write_text(json.dumps(manifest))
+
+    tell(cut, ["aa", "bb"])
+    for content, linked in (("cc", False), ("bb", True)):
+        tell(scored, [content])
+        served = Served(home) if how == "server" else None
+        tab = Tab(browser, served.url if served else write_report(rooms_of([home]), tmp_path / "r.html").as_uri())
+        page = tab.go("view=graft&run=graft")
+        if linked:
+            assert page.locator("main a.cross").get_attribute("href").startswith("#view=influence&run=influence")
+        else:
+            tab.until("document.querySelector('main').innerText.includes('budwood influence score')")
+            words = page.locator("main").inner_text()
+            assert "No run here has scored tuned, the model that this graft was cut from (influence scored" in words
+            assert "budwood influence score runs/tuned --task reviews --shots 64 --per-layer" in words
+            assert page.locator("main a.cross").count() == 0
+        tab.close()
+        if served:
+            served.close()
 
 
 BESIDE = """() => [...document.querySelectorAll('figure [data-rule]')].map((t) => {

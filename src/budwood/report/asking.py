@@ -42,8 +42,10 @@ def asker(model: str) -> Asker:
     return ask
 
 
-def in_graft(run: Path, scores: Scores, query: int, matrix: Matrix, graft: Path) -> np.ndarray:
-    """One query's scores counting the weights of a graft alone, kept for those that are looked at again."""
+def in_graft(run: Path, scores: Scores, query: int, matrix: Matrix, graft: Path) -> tuple[np.ndarray, str]:
+    """One query's scores counting the weights of a graft alone, kept for those that are looked at again, and a warning
+    where the graft is of another model.
+    """
     key = (run.resolve(), query, matrix.strategy, matrix.damping, graft.resolve(), graft.stat().st_mtime_ns)
     with ONE:
         if key not in _inside:
@@ -58,4 +60,4 @@ def in_graft(run: Path, scores: Scores, query: int, matrix: Matrix, graft: Path)
         return _inside[key]
 
 
-_inside: dict[Any, np.ndarray] = {}
+_inside: dict[Any, tuple[np.ndarray, str]] = {}

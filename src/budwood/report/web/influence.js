@@ -137,7 +137,7 @@ async function showQuery(box, d, run, ctx, state, q, strategy) {
   let { rows, scores } = answer.top || { rows: [], scores: [] };
   const inner = answer.inner || {};
   let told = null;
-  if (graft) told = `Counted in the weights of ${graft.name} alone.`;
+  if (graft) told = [`Counted in the weights of ${graft.name} alone.`, answer.note ? el("strong", null, ` ${answer.note}`) : ""];
   else if (layers.length && !known.length) told = "This run has no scores by layer (score with --per-layer), so all layers are counted.";
   else if (layers.length && answer.partial) {
     const places = names.map((n) => known.indexOf(n));
