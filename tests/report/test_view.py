@@ -45,7 +45,7 @@ class Served:
     def raw(self, data: bytes) -> bytes:
         with socket.create_connection(("127.0.0.1", self.port), timeout=5) as s:
             s.sendall(data)
-            s.settimeout(2)
+            s.settimeout(30)  # machines may be busy
             out = b""
             try:
                 while chunk := s.recv(65536):

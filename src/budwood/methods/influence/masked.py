@@ -57,7 +57,7 @@ def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: P
 
 
 def belongs(graft: Graft, file: Path, model: nn.Module, name: str) -> str:
-    """Whether a graft was cut from this model: "", or a warning that it was not; tensors that do not fit are refused."""
+    """A warning where a graft was not cut from this model, else nothing; tensors that do not fit are refused."""
     parameters = named(model)
     tuned = graft.manifest.get("tuned", f"a tuned {graft.manifest.get('base', 'model')}")
     for tensor, shape in graft.shape.items():
