@@ -26,6 +26,10 @@ class TreeError(BudwoodError):
     """Named tensors that do not fit together."""
 
 
+class BusyError(BudwoodError):
+    """Work that waits for other work: the same question may be asked again a little later."""
+
+
 class StoreError(BudwoodError):
     """A run directory that cannot be written, reused or read."""
 

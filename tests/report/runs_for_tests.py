@@ -230,6 +230,7 @@ def graft(path: Path, given: dict[str, str]) -> Path:
         "bytes": 9000,
         "file": "reviews.graft",
         "curve": curve,
+        "models": ["tiny-bert", "runs/tuned"],
     }
     write_run(path, "graft learn", metrics, given=given)
     modules = ("query", "key", "value", "attention out", "MLP in", "MLP out", "norm")
@@ -261,6 +262,7 @@ def influence(
 ) -> Path:
     rng = np.random.default_rng(1)
     metrics = {"strategies": ["ekfac", "identity"], "queries": queries, "train": train, "damping": ["auto"]}
+    metrics["models"] = ["runs/tuned"]
     write_run(path, "influence score", metrics, given=given, parents=[str(parent)] if parent else [])
     words = tuple(tuple(f"w{n} the story".split()) for n in range(train))
     tokens = Tokens(words)

@@ -195,7 +195,7 @@ def test_points_bars_and_tables(tab: Tab, runs: dict[str, Path]) -> None:
     page = tab.go("view=forgetting")
     page.locator("[data-mark='point-2'] .tile").click()
     page.wait_for_selector(".panel table")
-    assert "EWC strength 10" in page.locator(".panel h3").inner_text()
+    assert "EWC at strength 10" in page.locator(".panel h3").inner_text()
     page = tab.go("view=quality&run=lds")
     results = json.loads((runs["lds"] / "metrics.json").read_text())["results"]
     shown = page.locator("figure").first.locator("[data-mark^=bar]").evaluate_all("xs => xs.map(x => +x.dataset.value)")
@@ -213,7 +213,7 @@ def test_from_a_graft_to_the_rows_behind_its_weights(
 
     (runs["graft"] / "reviews.graft").write_bytes(b"a graft")
     counted = np.random.default_rng(4).normal(size=60)
-    monkeypatch.setattr(masked, "graft_scores", lambda *given: counted)
+    monkeypatch.setattr(masked, "graft_scores", lambda *given: (counted, ""))
     tab = Tab(browser, server)
     page = tab.go("view=graft&run=graft")
     page.locator("a.cross", has_text="in this graft's weights alone").click()
@@ -230,6 +230,38 @@ def test_from_a_graft_to_the_rows_behind_its_weights(
     assert "The link counts whole layers." in words
     assert "budwood influence show runs/influence --query 0 --graft runs/graft/reviews.graft" in words
     tab.close()
+
+
+@pytest.mark.parametrize("how", ["file", "server"])
+def test_scores_of_another_model_are_no_way_from_a_graft(browser: Any, tmp_path: Path, how: str) -> None:
+    """A run of the same name and task whose files are others is not linked; the page says why and what to type."""
+    home = tmp_path / "runs"
+    made.tuned(home / "tuned", {})
+    scored = made.influence(home / "influence", made.write_reviews(tmp_path / "data", hostile=False))
+    cut = made.graft(home / "graft", {})
+
+    def tell(run: Path, models: list[str]) -> None:
+        manifest = json.loads((run / "run.json").read_text())
+        manifest["settings"] |= {"models": models, "shots": 64}
+        (run / "run.json").write_text(json.dumps(manifest))
+
+    tell(cut, ["aa", "bb"])
+    for content, linked in (("cc", False), ("bb", True)):
+        tell(scored, [content])
+        served = Served(home) if how == "server" else None
+        tab = Tab(browser, served.url if served else write_report(rooms_of([home]), tmp_path / "r.html").as_uri())
+        page = tab.go("view=graft&run=graft")
+        if linked:
+            assert page.locator("main a.cross").get_attribute("href").startswith("#view=influence&run=influence")
+        else:
+            tab.until("document.querySelector('main').innerText.includes('budwood influence score')")
+            words = page.locator("main").inner_text()
+            assert "No run here has scored tuned, the model that this graft was cut from (influence scored" in words
+            assert "budwood influence score runs/tuned --task reviews --shots 64 --per-layer" in words
+            assert page.locator("main a.cross").count() == 0
+        tab.close()
+        if served:
+            served.close()
 
 
 BESIDE = """() => [...document.querySelectorAll('figure [data-rule]')].map((t) => {
@@ -294,6 +326,86 @@ def test_the_table_of_runs_is_not_cut(browser: Any, file: str, width: int) -> No
     if wide > room:
         assert page.locator(".aside").is_visible()
     assert "limited: made on a sample of the rows" in page.locator("main").inner_text()
+    tab.close()
+
+
+def test_paper_is_light_and_holds_the_whole_table(browser: Any, file: str) -> None:
+    """Printed on A4 from a dark screen, chosen or by system: light, nothing to scroll, no word about scrolling."""
+    tab = Tab(browser, file, viewport={"width": 718, "height": 1000}, color_scheme="dark")
+    page = tab.go("view=runs")
+    assert page.locator(".aside").is_visible()
+    page.emulate_media(media="print", color_scheme="dark")
+    for theme in ("", "dark"):
+        page.evaluate("t => { if (t) document.documentElement.dataset.theme = t; }", theme)
+        paper, ink, good = page.evaluate(PAPER)
+        assert (paper, ink, good) == ("rgb(255, 255, 255)", "rgb(0, 0, 0)", "#2c6e3f")
+    box = page.locator("[role=region][aria-label=Runs]")
+    reach, right = box.evaluate("b => [getComputedStyle(b).overflowX, b.firstChild.getBoundingClientRect().right]")
+    assert reach == "visible" and right <= 718, (reach, right)
+    assert not page.locator(".aside").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    picture(tab, "print-dark-runs")
+    tab.close()
+
+
+PAPER = """() => { const of = getComputedStyle(document.body);
+  return [of.backgroundColor, of.color, getComputedStyle(document.documentElement).getPropertyValue('--good')]; }"""
+
+
+def test_clicking_through_queries_of_a_graft_asks_for_the_last(
+    browser: Any, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass for many clicks; a busy server is told in its own words, with a button that asks again."""
+    from budwood.methods.influence import masked
+    from budwood.report import asking
+
+    (runs["graft"] / "reviews.graft").write_bytes(b"a graft")
+    asked: list[int] = []
+
+    def count(run: Path, scores: Scores, query: int, *rest: Any) -> tuple[np.ndarray, str]:
+        asked.append(query)
+        return np.random.default_rng(query).normal(size=60), "a warning"
+
+    monkeypatch.setattr(masked, "graft_scores", count)
+    monkeypatch.setattr(asking, "PATIENCE", 0.05)
+    monkeypatch.setattr(asking, "_inside", {})
+    served = Served(runs["tuned"].parent)
+    tab = Tab(browser, served.url)
+    page = tab.go("view=influence&run=influence&q=0&graft=graft")
+    page.wait_for_selector(".card")
+    assert asked == [0] and "a warning" in page.locator(".answer .note").inner_text()
+    assert page.locator(".strip, .tokens").count() == 0  # shares of all weights are not shown beside the graft's
+    page.evaluate("[3, 4, 5, 6].forEach((q) => document.querySelector(`[role=option][data-q='${q}']`).click())")
+    page.wait_for_selector("article[data-q='6']")
+    assert asked == [0, 6]
+    with asking.ONE:
+        page.locator("[role=option][data-q='7']").click()
+        button = page.get_by_role("button", name="Try again")
+        button.wait_for()
+        assert "busy counting another query" in page.locator(".answer .note").inner_text()
+    button.click()
+    page.wait_for_selector("article[data-q='7']")
+    assert asked == [0, 6, 7] and all("503" in f for f in tab.faults)
+    tab.faults.clear()  # the browser notes every answer that is no 200
+    tab.close()
+    served.close()
+
+
+def test_frozen_features_and_ways_have_one_name(browser: Any, tmp_path: Path) -> None:
+    """Ways are called in the figure as in the sentence; the label words of an untrained model are not "before"."""
+    path = made.linear(tmp_path / "runs" / "linear", {})
+    m = json.loads((path / "metrics.json").read_text())
+    m["baselines"] |= {"zero_shot": 0.6}
+    (path / "metrics.json").write_text(json.dumps(m))
+    made.inject(tmp_path / "runs" / "inject", {})
+    tab = Tab(browser, write_report(rooms_of([tmp_path / "runs"]), tmp_path / "r.html").as_uri())
+    page = tab.go("view=features")
+    page.wait_for_selector("figure svg")
+    assert "label words, no training" in page.locator("figure").first.inner_text()
+    page = tab.go("view=forgetting")
+    page.wait_for_selector("figure svg")
+    keys = page.locator("[data-name$=-front] [data-key]").all_text_contents()
+    assert keys == ["plain training", "EWC", "L2 to base", "replay"]
     tab.close()
 
 

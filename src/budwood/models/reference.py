@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from budwood.data.hub import PATIENCE, offline_mode, reachable
 from budwood.errors import ModelError, StoreError, nearest
+from budwood.store.files import digest, stamps
 from budwood.store.index import find_run
 
 Kind = Literal["shipped", "directory", "adapter", "run", "hub", "graft"]
@@ -322,6 +323,13 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"'{path}' holds no JSON object. The directory is damaged; copy or save it again.")
     return value
+
+
+def stamp(ref: ModelRef) -> str:
+    """Changes whenever a file of the model does, by names, sizes and times: enough for what one process remembers."""
+    files = sorted(p for p in ref.path.iterdir() if p.is_file()) if ref.path else []
+    told = [*files, *ref.grafts, *((ref.run / "run.json",) if ref.run else ())]
+    return digest([[str(p) for p in told], stamps(told), stamp(ref.base) if ref.base else ""])
 
 
 def tokenizer_places(ref: ModelRef) -> Iterator[str]:

@@ -85,6 +85,13 @@ class Room:
         listed = self.manifest.get("models") or self.metrics.get("models")
         return [self.model_name(x) for x in listed] if isinstance(listed, list) else []
 
+    @property
+    def contents(self) -> list[str]:
+        """Hashes of its models' files, in the order of `models`: the same for the same weights under any name."""
+        settings = self.manifest.get("settings")
+        listed = settings.get("models") if isinstance(settings, dict) else None
+        return [str(x) for x in listed] if isinstance(listed, list) else []
+
     def model_name(self, text: Any) -> str:
         """A model of this run by its short name."""
         parents = self.manifest.get("parents")

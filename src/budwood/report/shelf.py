@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from budwood.errors import DataError, StoreError
 from budwood.report.limits import Limits
+from budwood.report.names import public
 from budwood.report.room import Room
 from budwood.report.tables import detail, entry, full, plain
 from budwood.report.texts import Texts
@@ -51,7 +52,8 @@ class Shelf:
             stamp = _stamp(path)
             old = self._known.get(path)
             if old is None or old[0] != stamp or old[1]["status"] in ("running", "stopped"):
-                old = (stamp, entry(Room.open(path, real), key))
+                room = Room.open(path, real)
+                old = (stamp, entry(room, key) | {"contents": room.contents})
             found[path] = old
             paths[key] = path
         self._known, self._paths = found, paths
@@ -104,21 +106,20 @@ class Shelf:
         matrix = desk.scores.find(strategy)
         if unknown := set(layers) - set(desk.parts(matrix)):
             raise DataError(f"There are no scores of the part '{min(unknown)}' in this run.")
-        if graft:
-            top = extremes(self.inside(room, desk, query, matrix, self.room(graft)), LIVE.each)
+        more: dict[str, Any] = {}
+        if graft:  # shares by layer and token are of all weights, so none are sent
+            score_N, warning = self.inside(room, desk, query, matrix, self.room(graft))
+            top = extremes(score_N, LIVE.each)
+            more |= {"note": public(warning, room.base)}
         else:
             top = desk.ranked(query, matrix, LIVE.each, layers)
-        answer = {
-            "top": top,
-            "train": desk.train_rows(texts, top["rows"]),
-            "inner": desk.inner(query, matrix, LIVE.each),
-            "partial": False,
-        }
+            more |= {"inner": desk.inner(query, matrix, LIVE.each)}
+        answer = {"top": top, "train": desk.train_rows(texts, top["rows"]), "partial": False, **more}
         return {"answer": plain(answer), "texts": texts.kept}
 
     @staticmethod
-    def inside(room: Room, desk: Desk, query: int, matrix: Matrix, graft: Room) -> np.ndarray:
-        """One query's scores in the weights of a run's graft alone."""
+    def inside(room: Room, desk: Desk, query: int, matrix: Matrix, graft: Room) -> tuple[np.ndarray, str]:
+        """One query's scores in the weights of a run's graft alone, and a warning where it is of another model."""
         from budwood.report.asking import in_graft
 
         file = graft.file(Path(str(graft.metrics.get("file", ""))).name or "none")

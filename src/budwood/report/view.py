@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from budwood.errors import BudwoodError, ConfigError
+from budwood.errors import BudwoodError, BusyError, ConfigError
 from budwood.report.page import script, shell, style
 from budwood.report.shelf import Asker, Shelf
 
@@ -32,6 +32,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+CODES: dict[type[Exception], int] = {ConfigError: 400, BusyError: 503}
+FOREIGN = ("cross-site", "same-site")  # what a browser says of a question that a page of another address asks
 SHORTEST = 16  # characters of a token
 LONGEST_TEXT = 20_000
 
@@ -102,13 +104,17 @@ def application(runs: Path, door: Door, ask: Asker | None = None) -> Starlette:
         number = asked.get("q", "")
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             raise ConfigError("q has to be the number of a query.")
-        return shelf.query(key(request), int(number), asked.get("strategy", ""), layers, asked.get("graft", ""))
+        named, graft = key(request), asked.get("graft", "")
+        if graft and request.method == "HEAD":
+            return None  # no body is sent, so no pass over the rows is made for it
+        return shelf.query(named, int(number), asked.get("strategy", ""), layers, graft)
 
     def typed(request: Request) -> Any:
         text = request.query_params.get("text", "").strip()
         if not 0 < len(text) <= LONGEST_TEXT:
             raise ConfigError(f"Give a text of 1 to {LONGEST_TEXT:,} characters.")
-        return shelf.typed(key(request), text)
+        named = key(request)
+        return None if request.method == "HEAD" else shelf.typed(named, text)
 
     only = ["GET", "HEAD"]
     routes = [
@@ -126,7 +132,9 @@ def application(runs: Path, door: Door, ask: Asker | None = None) -> Starlette:
 
 
 def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    """An answer as JSON; a question that cannot be meant as 400, one about nothing there as 404, with a sentence."""
+    """An answer as JSON; a question that cannot be meant as 400, one about nothing there as 404, one that comes while
+    another is counted as 503, each with a sentence.
+    """
     from starlette.responses import Response
 
     def reply(request: Request) -> Response:
@@ -134,7 +142,7 @@ def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
             value, code = answer(request), 200
         except (BudwoodError, OSError, ValueError, KeyError, TypeError, IndexError) as e:
             told = str(e) if isinstance(e, BudwoodError) else f"not readable: {type(e).__name__}"
-            value, code = {"error": told}, 400 if isinstance(e, ConfigError) else 404
+            value, code = {"error": told}, next((c for kind, c in CODES.items() if isinstance(e, kind)), 404)
         body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
         return Response(body, status_code=code, media_type="application/json")
 
@@ -142,7 +150,7 @@ def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
 
 
 def _guard(door: Door) -> Any:
-    """Middleware: host, token and method are checked first; every answer carries the policy."""
+    """Middleware: host, method, origin and token are checked first; every answer carries the policy."""
     from starlette.datastructures import Headers, MutableHeaders, QueryParams
     from starlette.requests import cookie_parser
     from starlette.responses import PlainTextResponse, RedirectResponse
@@ -169,6 +177,8 @@ def _guard(door: Door) -> Any:
                 refusal = PlainTextResponse("This server answers to its own name only.", 421)
             elif scope["method"] not in ("GET", "HEAD"):
                 refusal = PlainTextResponse("This server is read-only.", 405, {"Allow": "GET, HEAD"})
+            elif scope["path"].startswith("/api/") and headers.get("sec-fetch-site", "").lower() in FOREIGN:
+                refusal = PlainTextResponse("Numbers are given to this server's own page only.", 403)
             elif not door.token_fits(given):
                 refusal = PlainTextResponse("The token is missing or wrong.", 401)
             elif door.token and "token" in asked and scope["path"] == "/":

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,18 @@ def canonical(value: Any) -> str:
 def digest(value: Any, size: int = 16) -> str:
     """Hex hash of a JSON-like value."""
     return hashlib.blake2b(canonical(value).encode(), digest_size=size).hexdigest()
+
+
+def stamps(files: Iterable[Path]) -> tuple[tuple[int, int], ...]:
+    """Time of change and size of every file, (0, 0) of one that is not there: other ones mean other content."""
+    found = []
+    for file in files:
+        try:
+            stat = file.stat()
+            found.append((stat.st_mtime_ns, stat.st_size))
+        except OSError:
+            found.append((0, 0))
+    return tuple(found)
 
 
 def file_digest(path: Path) -> str:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from budwood.errors import StoreError
 from budwood.methods.influence.factors import Setting
-from budwood.methods.influence.masked import mask_of, masked_scores, query_weights
+from budwood.methods.influence.masked import belongs, mask_of, masked_scores, query_weights
+from budwood.params.graft import Graft, backbone_hash
 from budwood.params.tree import named
 from tests.methods.influence.toys import fit, scores, toy
 
@@ -38,3 +40,20 @@ def test_masks_add_up(family: str, tmp_path: Path) -> None:
             parts.append(masked_scores(shop, asked, mask))
         assert np.abs(parts[0]).max() > 0
         np.testing.assert_allclose(parts[0] + parts[1], want[0], rtol=1e-7, atol=1e-9 * np.abs(want).max())
+
+
+def test_a_graft_of_another_model_is_told_and_one_that_does_not_fit_refused() -> None:
+    _, shop = toy("bert")
+    name = shop.parameters[0]
+    whole = named(shop.model)[name].detach()
+    facts = {"tuned": "runs/skill", "task": "reviews", "tuned_hash": backbone_hash(shop.model)}
+    cut = lambda delta, **more: Graft.cut({name: torch.tensor([0])}, {name: delta}, manifest=facts | more)  # noqa: E731
+    file = Path("x.graft")
+    assert belongs(cut(whole), file, shop.model, "runs/full") == ""
+    said = belongs(cut(whole, tuned_hash="0" * 32), file, shop.model, "runs/full")
+    assert "x.graft was cut from runs/skill, and these scores are of runs/full" in said
+    with pytest.raises(StoreError, match=r"cut from runs/skill .* the scored model runs/full has it in shape"):
+        belongs(cut(torch.zeros(3, 5)), file, shop.model, "runs/full")
+    stranger = Graft.cut({"encoder.none.weight": torch.tensor([0])}, {"encoder.none.weight": whole}, manifest=facts)
+    with pytest.raises(StoreError, match=r"runs/full lacks it.*budwood influence score runs/skill --task reviews"):
+        belongs(stranger, file, shop.model, "runs/full")

@@ -5,14 +5,13 @@ Shapes: B rows, K weights of a map that count, O out, I in (with the bias's 1).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from budwood.capture.gradients import Question
 from budwood.capture.stream import Map
@@ -24,19 +23,25 @@ from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.precondition import gradients, measurement
 from budwood.methods.influence.scores import Matrix, Scores
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
+from budwood.params.graft import Graft, backbone_hash
+from budwood.params.tree import named
 from budwood.store.files import read_json
 
 ROWS = 32
 
 
-def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: Path) -> np.ndarray:
-    """One query's scores of all training rows, summed over the graft's weights alone: one more pass over the rows."""
+def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: Path) -> tuple[np.ndarray, str]:
+    """One query's scores of all training rows, summed over the graft's weights alone: one more pass over the rows.
+
+    Beside them a warning where the scored model is not the one that the graft was cut from, else "".
+    """
     if matrix.strategy not in STRATEGIES:
         raise StoreError(f"--graft needs scores by weights; '{matrix.strategy}' has none. Use {', '.join(STRATEGIES)}.")
     found = read_json(run / "run.json")
     cfg = ScoreConfig(**found["given"])
     shop = open_shop(settings_for(cfg, found["models"][0]))
-    loaded = importlib.import_module("budwood.params.graft").Graft.load(graft)
+    loaded = Graft.load(graft)
+    warning = belongs(loaded, graft, shop.model, found["models"][0])
     mask = mask_of(shop.maps, {n: loaded.index[n] for n in loaded.index})
     if not mask:
         raise StoreError(f"{graft} changes no weight of the {len(shop.maps)} modules that are scored.")
@@ -48,7 +53,29 @@ def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: P
     place = {i: n for n, i in enumerate(scores.train_ids)}
     total = np.zeros(len(place))
     np.add.at(total, [place[i] for i in shop.train.ids], score_F)
-    return total / (len(place) if cfg.scale == "mean" else 1)
+    return total / (len(place) if cfg.scale == "mean" else 1), warning
+
+
+def belongs(graft: Graft, file: Path, model: nn.Module, name: str) -> str:
+    """A warning where a graft was not cut from this model, else nothing; tensors that do not fit are refused."""
+    parameters = named(model)
+    tuned = graft.manifest.get("tuned", f"a tuned {graft.manifest.get('base', 'model')}")
+    for tensor, shape in graft.shape.items():
+        here = parameters.get(tensor)
+        if here is None or tuple(here.shape) != tuple(shape):
+            has = "lacks it" if here is None else f"has it in shape {tuple(here.shape)}"
+            raise StoreError(
+                f"{file.name} was cut from {tuned} and changes '{tensor}' of shape {tuple(shape)}; the scored model "
+                f"{name} {has}, so these weights cannot be counted in it. Score the model that the graft was cut "
+                f"from: budwood influence score {tuned} --task {graft.task}."
+            )
+    wanted = graft.manifest.get("tuned_hash")
+    if wanted is None or wanted == backbone_hash(model):
+        return ""
+    return (
+        f"{file.name} was cut from {tuned}, and these scores are of {name}, whose weights are others: the rows say "
+        f"what wrote {name} at the graft's places, not what wrote the graft."
+    )
 
 
 def mask_of(maps: Sequence[Map], index: Mapping[str, Tensor]) -> dict[str, Tensor]:

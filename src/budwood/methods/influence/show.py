@@ -38,7 +38,7 @@ def show(run: Path, wish: Wish, task: Task | None = None) -> dict[str, Any]:
     scores = Scores.open(run)
     matrix = scores.find(wish.strategy, wish.damping)
     query = scores.query(wish.query)
-    score_N, within = _restricted(run, scores, query, matrix, wish)
+    score_N, within, warning = _restricted(run, scores, query, matrix, wish)
     texts = Texts.of(run, scores, task)
     describe = _Describer(scores, matrix, query, texts, restricted=bool(within))
     return {
@@ -49,7 +49,7 @@ def show(run: Path, wish: Wish, task: Task | None = None) -> dict[str, Any]:
         "sign": scores.facts.get("sign", "positive = the training row helps the query"),
         "scale": scores.facts.get("scale", ""),
         "within": within,
-        "note": texts.note,
+        "note": " ".join(t for t in (warning, texts.note) if t),
         "train": len(scores.train_ids),
         "query": {"number": query, "id": scores.query_ids[query], **texts.query(query)},
         "top": [describe(n, s) for n, s in best(score_N, wish.top)],
@@ -57,21 +57,22 @@ def show(run: Path, wish: Wish, task: Task | None = None) -> dict[str, Any]:
     }
 
 
-def _restricted(run: Path, scores: Scores, query: int, matrix: Matrix, wish: Wish) -> tuple[np.ndarray, str]:
-    """The scores to rank by, and what they were restricted to."""
+def _restricted(run: Path, scores: Scores, query: int, matrix: Matrix, wish: Wish) -> tuple[np.ndarray, str, str]:
+    """The scores to rank by, what they were restricted to, and a warning about that."""
     if wish.graft is not None:
         if wish.modules or wish.layers:
             raise StoreError("--graft already says which weights count: leave --modules and --layers away.")
         from budwood.methods.influence.masked import graft_scores
 
-        return graft_scores(run, scores, query, matrix, wish.graft), f"the weights of {wish.graft.name}"
+        score_N, warning = graft_scores(run, scores, query, matrix, wish.graft)
+        return score_N, f"the weights of {wish.graft.name}", warning
     if wish.layers:
         names = _layer_names(scores, matrix, wish.layers)
         parts = [scores.row(query, replace_module(matrix, n)) for n in names]
-        return sum_of(parts), f"layers {', '.join(map(str, wish.layers))}"
+        return sum_of(parts), f"layers {', '.join(map(str, wish.layers))}", ""
     if wish.modules:
-        return scores.within(query, wish.modules, matrix), f"modules {', '.join(wish.modules)}"
-    return scores.row(query, matrix), ""
+        return scores.within(query, wish.modules, matrix), f"modules {', '.join(wish.modules)}", ""
+    return scores.row(query, matrix), "", ""
 
 
 def _layer_names(scores: Scores, matrix: Matrix, layers: Sequence[int]) -> list[str]:

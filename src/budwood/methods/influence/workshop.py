@@ -28,7 +28,7 @@ from budwood.models.identity import model_hash
 from budwood.models.load import load
 from budwood.models.mode import in_mode
 from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading
-from budwood.models.reference import resolve
+from budwood.models.reference import ModelRef, resolve, stamp
 from budwood.params.select import matching
 from budwood.store.files import canonical
 from budwood.train.plan import device_for
@@ -91,14 +91,19 @@ def settings_for(cfg: Any, model: str) -> dict[str, Any]:
 
 
 def open_shop(settings: dict[str, Any], task: Task | None = None) -> Shop:
-    """The shop of these settings; the same process opens it once."""
-    return _open(Key(canonical({k: settings[k] for k in ("model", "cfg")}), task))
+    """The shop of these settings; the same process opens it once, and again when the model's files have changed."""
+    now = stamp(_ref(settings))
+    return _open(Key(canonical({"stamp": now, **{k: settings[k] for k in ("model", "cfg")}}), task))
+
+
+def _ref(settings: dict[str, Any]) -> ModelRef:
+    return resolve(settings["model"], runs_dir=RUNS, revision=settings["cfg"].get("revision"), offline=True)
 
 
 @lru_cache(maxsize=1)
 def _open(key: Key) -> Shop:
     settings = json.loads(key.settings)
-    ref = resolve(settings["model"], runs_dir=RUNS, revision=settings["cfg"].get("revision"), offline=True)
+    ref = _ref(settings)
     cfg: FitConfig = as_tuned(FitConfig(**settings["cfg"]), ref)
     task = key.task or load_task(cfg)
     mode = mode_for(cfg, task, ref)

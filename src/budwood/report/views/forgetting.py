@@ -9,7 +9,7 @@ from budwood.report.room import Room
 from budwood.report.texts import Texts
 from budwood.report.views.words import LOWER_IS_BETTER, metric_name, number
 
-WAYS = {"none": "plain training", "ewc": "EWC", "l2": "L2 to base", "recadam": "RecAdam"}
+WAYS = {"none": "plain training", "ewc": "EWC", "l2": "L2 to base", "replay": "replay", "recadam": "RecAdam"}
 SCORES = ("metric", "score", "low", "high", "rmsle", "exact", "parse_rate", "accuracy", "lm_loss", "n", "run")
 
 
@@ -23,6 +23,7 @@ def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:
         "metric": m.get("metric"),
         "main_kept": m.get("main_kept") or (kept[0] if kept else None),
         "lower_is_better": sorted(LOWER_IS_BETTER),
+        "ways": {w: _name({"retain": w}) for w in dict.fromkeys(c["retain"] for c in cells if c["retain"])},
         "base": _cell(m.get("base") or {}),
         "cells": cells,
         "front": m.get("front") or [],
@@ -38,6 +39,7 @@ def _cell(cell: dict[str, Any]) -> dict[str, Any]:
     few = lambda s: {k: s[k] for k in SCORES if k in s and k != "run"} if isinstance(s, dict) else None  # noqa: E731
     return {
         **{k: cell.get(k) for k in ("retain", "strength", "seed")},
+        **({"name": _name(cell)} if cell.get("retain") else {}),
         "new": few(cell.get("new")),
         "kept": {t: few(s) for t, s in (cell.get("kept") or {}).items()},
     }
@@ -63,6 +65,11 @@ def claim(room: Room, cells: list[dict[str, Any]]) -> str:
 
 
 def _name(way: dict[str, Any]) -> str:
+    """A way as the sentence and the figure call it.
+
+    >>> _name({"retain": "none"}), _name({"retain": "ewc", "strength": 10.0})
+    ('plain training', 'EWC at strength 10')
+    """
     name = WAYS.get(str(way["retain"]), str(way["retain"]))
     return name if way.get("strength") is None else f"{name} at strength {way['strength']:g}"
 

@@ -39,7 +39,7 @@ function keepFresh(ctx, refresh) {
         const busy = ctx.runs.some((r) => r.status === "running");
         if (stamp !== ctx.stamp) {
           const next = await ctx.source.index();
-          ctx.runs.filter((r) => r.status !== "done").forEach((r) => ctx.source.forget(r.key));
+          ctx.source.forget();
           ctx.runs = next.runs;
           ctx.stamp = stamp;
         }

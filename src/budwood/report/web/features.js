@@ -9,8 +9,11 @@ import { metricName, metricTitle } from "./words.js";
 
 const promptName = (p) => (p === true ? "prompt" : !p || p === "none" ? "no prompt" : String(p));
 
+/** A line's name: zero-shot answers here are those of the label words, of a model that is never trained. */
+const lineName = (key) => (key === "zero_shot" ? "label words, no training" : metricName(key));
+
 function flatLines(baselines) {
-  return Object.entries(baselines).map(([k, v]) => [metricName(k), typeof v === "number" ? v : v && typeof v === "object" ? v.test ?? v.score : null]).filter(([, v]) => typeof v === "number");
+  return Object.entries(baselines).map(([k, v]) => [lineName(k), typeof v === "number" ? v : v && typeof v === "object" ? v.test ?? v.score : null]).filter(([, v]) => typeof v === "number");
 }
 
 function barsSpec(d, run) {

@@ -8,7 +8,7 @@ import { figure, table } from "./frame.js";
 import { caveats, choice, overRuns } from "./parts.js";
 import { blockName, capital, metricName, metricTitle } from "./words.js";
 
-const NAMES = { none: "plain", ewc: "EWC", l2: "L2 to base", replay: "replay", recadam: "RecAdam" };
+const wayName = (d, way) => d.ways[way] || way;
 const lower = (d, metric) => d.lower_is_better.includes(metric);
 const median = (list) => { const s = list.filter((v) => typeof v === "number").sort((a, b) => a - b); return s.length ? (s[(s.length - 1) >> 1] + s[s.length >> 1]) / 2 : null; };
 
@@ -23,9 +23,8 @@ function grouped(d, kept) {
   return [...by.values()].map((cells) => {
     const x = cells.map((c) => c.new?.score).filter((v) => typeof v === "number");
     const y = cells.map((c) => c.kept[kept]?.score).filter((v) => typeof v === "number");
-    const { retain, strength } = cells[0];
-    const name = `${NAMES[retain] || retain}${strength === null ? "" : ` strength ${fmt(strength)}`}`;
-    return { cells, retain, strength, name, group: NAMES[retain] || retain, x: median(x), y: median(y), xlow: Math.min(...x), xhigh: Math.max(...x), ylow: Math.min(...y), yhigh: Math.max(...y), front: d.front.some((f) => f.retain === retain && f.strength === strength), seeds: cells.length };
+    const { retain, strength, name } = cells[0];
+    return { cells, retain, strength, name, group: wayName(d, retain), x: median(x), y: median(y), xlow: Math.min(...x), xhigh: Math.max(...x), ylow: Math.min(...y), yhigh: Math.max(...y), front: d.front.some((f) => f.retain === retain && f.strength === strength), seeds: cells.length };
   }).filter((g) => g.x !== null && g.y !== null);
 }
 
@@ -89,7 +88,7 @@ export const forgettingView = {
       const holder = el("div", { class: "controls" });
       const panel = el("section", { class: "panel", "aria-live": "polite" });
       const chart = figure(frontSpec(d, run, d.main_kept, null));
-      const area = d.hypervolume ? Object.entries(d.hypervolume).map(([k, v]) => ({ name: NAMES[k] || k, value: typeof v === "number" ? v : median(Object.values(v)) })) : [];
+      const area = d.hypervolume ? Object.entries(d.hypervolume).map(([k, v]) => ({ name: wayName(d, k), value: typeof v === "number" ? v : median(Object.values(v)) })) : [];
       add(body, holder, chart, panel, massFigure(d, run), area.some((a) => a.value > 0) ? figure({ name: `${run.name}-area`, title: "Area that each way covers (hypervolume)", height: 60 + 28 * area.length, note: "The larger, the more of both skills a way can have at once. Median over seeds.", draw: (w, say) => bars(w, { items: area, name: "Hypervolume" }, say), table: { columns: [{ key: "name", label: "way" }, { key: "value", label: "area" }], rows: area } }) : area.length ? el("p", { class: "note" }, `No area to draw (hypervolume 0 for all): no way is better than ${trivialOf(d)?.name || "the trivial answer"} at ${run.task} and than plain training at ${d.main_kept} at once.`) : "",
         caveats("Every cell starts from the same weights and sees the same rows of the new task. Replay sees rows of the kept text as well; where it wins, it wins with more data at hand.", "Kept tasks with labels are measured by a fresh head on frozen weights unless the study says otherwise."));
       let was = null;

@@ -6,9 +6,10 @@ import { bars } from "./bars.js";
 import { heat } from "./heat.js";
 import { lines } from "./lines.js";
 import { figure, table } from "./frame.js";
-import { caveats, choice, crossLink, facts, overRuns, scoresOf } from "./parts.js";
+import { caveats, choice, crossLink, facts, overRuns, scoresOf, scoring } from "./parts.js";
 import { blockName, metricName } from "./words.js";
 
+const TUNED = 1; // graft learn BASE TUNED
 const byNumber = (a, b) => String(a).localeCompare(String(b), "en", { numeric: true });
 
 function mapSpec(d, run, what, mass) {
@@ -136,6 +137,20 @@ function recoveredText(d) {
   return el("span", null, num(d.recovered, pct(d.recovered)), range);
 }
 
+/** The way to the rows behind a graft: scores of the model that it was cut from, or why there are none. */
+function behind(d, run, ctx) {
+  const { found, all } = scoresOf(ctx, run, TUNED);
+  const heavy = heavyLayers(d.map);
+  if (!found) {
+    const told = el("p", { class: "note" });
+    const other = all.length ? ` (${all[0].name} scored ${all[0].models[0] || "another model"})` : "";
+    scoring(ctx, run, TUNED).then((command) => put(told, `Which rows wrote these weights? No run here has scored ${run.models[TUNED] || "the tuned model"}, the model that this graft was cut from${other}. Make one: `, el("code", null, command)));
+    return told;
+  }
+  if (ctx.source.live) return el("p", null, crossLink("Influence counted in this graft's weights alone", { view: "influence", run: found.key, graft: run.key }));
+  return el("p", null, crossLink(`Influence counted in the layers that hold most of it (${heavy.join(", ")})`, { view: "influence", run: found.key, layers: heavy.join(",") }), el("br"), el("span", { class: "note" }, "The link counts whole layers. In this graft's weights alone: ", el("code", null, `budwood influence show ${found.place} --query 0 --graft ${run.place}/${d.file || "NAME.graft"}`)));
+}
+
 function buildGraft(body, d, run, ctx) {
   const follow = [];
   if (d.fraction !== null && d.fraction !== undefined) add(body, facts([["weights", d.size], ["share", num(d.fraction, pct(d.fraction))], ["chosen by", d.select], ["gain recovered", recoveredText(d)], ["agrees with tuned", d.agreement === null || d.agreement === undefined ? null : num(d.agreement, pct(d.agreement))], ["file", d.bytes ? `${fmt(Math.round(d.bytes / 102.4) / 10)} kB` : null]]));
@@ -143,9 +158,7 @@ function buildGraft(body, d, run, ctx) {
     const holder = el("div", { class: "controls" });
     const fishers = ctx.runs.filter((r) => r.verb === "fisher" && r.status === "done");
     const chart = figure(mapSpec(d, run, "share", null));
-    const has = scoresOf(ctx, run.task);
-    const heavy = heavyLayers(d.map);
-    add(body, holder, chart, has ? el("p", null, ctx.source.live ? crossLink("Influence counted in this graft's weights alone", { view: "influence", run: has.key, graft: run.key }) : [crossLink(`Influence counted in the layers that hold most of it (${heavy.join(", ")})`, { view: "influence", run: has.key, layers: heavy.join(",") }), el("br"), el("span", { class: "note" }, "The link counts whole layers. In this graft's weights alone: ", el("code", null, `budwood influence show ${has.place} --query 0 --graft ${run.place}/${d.file || "NAME.graft"}`))]) : "");
+    add(body, holder, chart, behind(d, run, ctx));
     let was = null;
     follow.push(async (state) => {
       const now = `${state.map}|${state.fisher}`;

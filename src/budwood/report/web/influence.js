@@ -123,7 +123,15 @@ function isBlock(part, layer) {
   return /^\d+$/.test(layer) && new RegExp(`(^|\\.)${Number(layer) - 1}(\\.|$)`).test(part);
 }
 
-async function showQuery(box, d, run, ctx, state, q, strategy) {
+const PAUSE = 250; // milliseconds on a query before its pass over the rows is asked for
+
+/** A graft's query that could not be answered: one is counted at a time, so try again; all else is trouble. */
+function unanswered(box, error, again) {
+  if (error.busy) put(box, el("p", { class: "note", role: "status" }, error.message, " ", el("button", { type: "button", class: "tool", click: again }, "Try again")));
+  else put(box, el("p", { class: "trouble" }, String(error.message || error)));
+}
+
+async function showQuery(box, d, run, ctx, state, q, strategy, signal) {
   const query = d.queries[q];
   const layers = (state.layers || "").split(",").filter(Boolean);
   const known = d.strategies.find((s) => s.name === strategy)?.layers || [];
@@ -131,13 +139,21 @@ async function showQuery(box, d, run, ctx, state, q, strategy) {
   const counted = names.map(blockName).join(", ");
   let answer;
   const graft = ctx.source.live && state.graft ? ctx.runs.find((r) => r.key === state.graft) : null;
-  if (graft) put(box, el("p", { class: "note" }, `Counting the weights of ${graft.name} alone: a pass over the training rows, the first takes longest …`));
-  try { answer = await ctx.source.query(run.key, q, strategy, names, graft?.key); } catch (e) { put(box, el("p", { class: "trouble" }, String(e.message || e))); return; }
+  if (graft) {
+    put(box, el("p", { class: "note" }, `Counting the weights of ${graft.name} alone: a pass over the training rows, the first takes longest …`));
+    await new Promise((go) => { setTimeout(go, PAUSE); });
+    if (signal.aborted) return;
+  }
+  try { answer = await ctx.source.query(run.key, q, strategy, names, graft?.key, graft ? signal : undefined); } catch (e) {
+    if (!signal.aborted) unanswered(box, e, () => showQuery(box, d, run, ctx, state, q, strategy, signal));
+    return;
+  }
+  if (signal.aborted) return;
   if ((readState().q !== undefined && Number(readState().q) !== q) || (readState().graft || "") !== (state.graft || "")) return;
   let { rows, scores } = answer.top || { rows: [], scores: [] };
   const inner = answer.inner || {};
   let told = null;
-  if (graft) told = `Counted in the weights of ${graft.name} alone.`;
+  if (graft) told = [`Counted in the weights of ${graft.name} alone.`, answer.note ? el("strong", null, ` ${answer.note}`) : ""];
   else if (layers.length && !known.length) told = "This run has no scores by layer (score with --per-layer), so all layers are counted.";
   else if (layers.length && answer.partial) {
     const places = names.map((n) => known.indexOf(n));
@@ -218,6 +234,7 @@ export const influenceView = {
       add(body, d.missing ? el("p", { class: "faint" }, `Texts are not at hand: ${d.missing}`) : "", d.left_out ? el("p", { class: "faint" }, `Not in this page: ${d.left_out}.`) : "", holder, el("div", { class: "explorer" }, list.node, answer), beside,
         caveats(`A score says how much the ${d.measurement || "margin"} of the query's right answer would rise if the row had a little more weight in training; it is an approximation around the trained weights. \`validate\` checks it by retraining.`, "Words of the query are shaded where the helpful rows shown share them more often (orange) or the harmful ones do (blue): a description, not an attribution.", "Shares by token are of the training row; shares by layer add up to the score where every layer is covered."));
       let was = "";
+      let last = new AbortController();
       return (state) => {
         const strategy = d.strategies.some((s) => s.name === state.strategy) ? state.strategy : d.strategies[0].name;
         const q = Math.min(Math.max(0, Number(state.q) || 0), d.queries.length - 1);
@@ -225,7 +242,9 @@ export const influenceView = {
         const now = [q, strategy, state.layers, state.graft, state.beside, theme()].join("|");
         if (now === was) return;
         was = now;
-        showQuery(answer, d, run, ctx, state, q, strategy);
+        last.abort(); // of a query that is no longer looked at
+        last = new AbortController();
+        showQuery(answer, d, run, ctx, state, q, strategy, last.signal);
         if (state.beside === "1" && d.strategies.length > 1) sideBySide(beside, d, run, ctx, q);
         else put(beside);
       };

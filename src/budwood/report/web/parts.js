@@ -59,9 +59,22 @@ export function crossLink(text, state) {
   return el("a", { class: "cross", href: address(state) }, text, " →");
 }
 
-/** A finished run with influence scores on a task. */
-export function scoresOf(ctx, task) {
-  return ctx.runs.find((r) => r.verb === "influence score" && r.task === task && r.status === "done");
+/** What a run's models hold, as hashes of their files: from the server's list, or the settings in a file. */
+const contents = (run) => run.contents || run.settings?.models || [];
+
+/** Finished runs with influence scores on a run's task, and the first that scored its model number `at`: the same files, where both tell. */
+export function scoresOf(ctx, run, at) {
+  const all = ctx.runs.filter((r) => r.verb === "influence score" && r.task === run.task && r.status === "done");
+  const same = (r) => (contents(r)[0] && contents(run)[at] ? contents(r)[0] === contents(run)[at] : r.models[0] === run.models[at]);
+  return { all, found: run.models[at] ? all.find(same) : undefined };
+}
+
+/** The command that would score the training rows of a run's model number `at`. */
+export async function scoring(ctx, run, at) {
+  const settings = (await ctx.source.full(run.key))?.settings || {};
+  const model = ctx.runs.find((r) => r.name === run.models[at] && r.place)?.place || run.models[at];
+  const rows = ["shots", "limit"].filter((k) => typeof settings[k] === "number").map((k) => ` --${k} ${settings[k]}`).join("");
+  return `budwood influence score ${model} --task ${run.task}${rows} --per-layer`;
 }
 
 /** A row of a data set: texts, label, what the model said. */

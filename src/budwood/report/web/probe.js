@@ -65,7 +65,7 @@ function cellPanel(box, d, run, ctx, m, layer) {
   const cell = at(model, layer) || {};
   const solved = ((d.solved || {})[String(m)] || {})[String(layer)];
   const parts = ["score", "low", "high", "selectivity", "compression"].filter((k) => typeof cell[k] === "number").map((k) => [`${k} `, num(cell[k]), " "]);
-  const has = scoresOf(ctx, run.task);
+  const has = scoresOf(ctx, run, m).found;
   put(box, el("h3", null, `${model.model}, layer ${layerName(layer)}`), el("p", null, parts),
     has && layer > 0 ? el("p", null, crossLink("Influence counted in this layer alone", { view: "influence", run: has.key, layers: String(layer) })) : null,
     solved ? [el("p", null, num(solved.new), ` rows are solved here and not a layer earlier; ${fmt(solved.lost)} were solved there and not here.`), el("ol", { class: "rows" }, solved.items.map((r) => el("li", null, rowText(r), rowFacts(r))))]

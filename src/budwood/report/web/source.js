@@ -17,19 +17,22 @@ function embedded(data) {
   };
 }
 
-async function ask(path) {
-  const reply = await fetch(path, { headers: { accept: "application/json" } });
+async function ask(path, signal) {
+  const reply = await fetch(path, { headers: { accept: "application/json" }, signal });
   const value = await reply.json();
-  if (!reply.ok) throw new Error(value.error || `the server answered ${reply.status}`);
+  if (!reply.ok) throw Object.assign(new Error(value.error || `the server answered ${reply.status}`), { busy: reply.status === 503 });
   return value;
 }
 
 function remote() {
   const kept = new Map();
-  const once = (path) => {
+  const once = (path, signal) => {
     if (!kept.has(path)) {
-      kept.set(path, ask(path));
-      kept.get(path).catch(() => kept.delete(path));
+      const asked = ask(path, signal);
+      const forget = () => { if (kept.get(path) === asked) kept.delete(path); };
+      kept.set(path, asked);
+      signal?.addEventListener("abort", forget);
+      asked.catch(forget);
       if (kept.size > 200) kept.delete(kept.keys().next().value);
     }
     return kept.get(path);
@@ -43,14 +46,14 @@ function remote() {
       const reply = await once(`api/run?key=${name(key)}`);
       return withTexts(reply.detail, reply.texts);
     },
-    query: async (key, query, strategy, layers, graft) => {
+    query: async (key, query, strategy, layers, graft, signal) => {
       const part = graft ? `&graft=${name(graft)}` : `&layers=${name(layers.join(","))}`;
-      const reply = await once(`api/query?key=${name(key)}&q=${query}&strategy=${name(strategy)}${part}`);
+      const reply = await once(`api/query?key=${name(key)}&q=${query}&strategy=${name(strategy)}${part}`, signal);
       return withTexts(reply.answer, reply.texts);
     },
     progress: () => ask("api/progress"),
     asking: (key, text) => once(`api/ask?key=${name(key)}&text=${name(text)}`).then((r) => withTexts(r.answer, r.texts)),
-    forget: (key) => kept.delete(`api/run?key=${name(key)}`),
+    forget: () => kept.clear(),
   };
 }
 
