@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from budwood.errors import BudwoodError, BusyError, ConfigError
+from budwood.report.names import public
 from budwood.report.page import script, shell, style
 from budwood.report.shelf import Asker, Shelf
 
@@ -141,7 +142,7 @@ def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
         try:
             value, code = answer(request), 200
         except (BudwoodError, OSError, ValueError, KeyError, TypeError, IndexError) as e:
-            told = str(e) if isinstance(e, BudwoodError) else f"not readable: {type(e).__name__}"
+            told = public(str(e), Path.cwd()) if isinstance(e, BudwoodError) else f"not readable: {type(e).__name__}"
             value, code = {"error": told}, next((c for kind, c in CODES.items() if isinstance(e, kind)), 404)
         body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
         return Response(body, status_code=code, media_type="application/json")
