@@ -126,7 +126,7 @@ def test_no_place_of_the_machine_is_on_a_page(tmp_path: Path) -> None:
         "parents": [str(tuned)],
         "settings": {
             "data_dir": [str(tmp_path / "data")],
-            "masks": "/etc/hidden/masks.yaml",
+            "masks": "/other/hidden/masks.yaml",
             "given": ["run:/usr/secret/full", "file:///usr/secret/y", "/usr/secret/My Data/x.csv", r"\\secret\d\z"],
         },
         "command": [f"{tmp_path}/bin/budwood", "probe", *models, "--data-dir", str(tmp_path / "data")],
@@ -157,10 +157,10 @@ def test_no_place_of_the_machine_is_on_a_page(tmp_path: Path) -> None:
 def test_texts_of_a_data_set_keep_their_slashes(tmp_path: Path) -> None:
     given = made.write_reviews(tmp_path / "data", hostile=False)
     file = Path(given["test_file"])
-    file.write_text(file.read_text().replace("test review", "see /etc/passwd/x: test review"))
+    file.write_text(file.read_text().replace("test review", "see /other/kept/x: test review"))
     texts = Texts()
     detail(Room.open(made.tuned(tmp_path / "runs" / "a", given)), texts, Limits())
-    assert texts.kept and all(t.startswith("see /etc/passwd/x: test review") for t in texts.kept)
+    assert texts.kept and all(t.startswith("see /other/kept/x: test review") for t in texts.kept)
 
 
 @pytest.mark.parametrize("name", ["linear", "mislabel", "lds"])

@@ -19,6 +19,7 @@ from budwood.config.influence import (
     SelfConfig,
     damping_label,
 )
+from budwood.errors import ConfigError
 from budwood.store.files import write_text
 
 
@@ -161,22 +162,13 @@ def _show(
     out
         Write to this file instead of the screen.
     """
-    from budwood.errors import ConfigError
     from budwood.methods.influence.show import Wish
     from budwood.methods.influence.show import show as look
 
     if top < 0 or bottom < 0:
         raise ConfigError(f"--top {top} --bottom {bottom}: give numbers of rows, 0 or more.")
-    try:
-        damping = damping_label(damping) if damping else None
-    except ValueError as e:
-        raise ConfigError(f"{e}.") from e
-    globs = tuple(p for m in modules for p in m.split(",") if p)
-    numbers = tuple(p.strip() for m in layers for p in m.split(",") if p.strip())
-    if bad := [n for n in numbers if not n.isdigit()]:
-        raise ConfigError(f"--layers was given '{bad[0]}': give numbers of layers, counted from 0.")
-    wish = Wish(query, top, bottom, strategy, damping, globs, tuple(map(int, numbers)), graft)
-    found = look(run, wish)
+    named = _damping(damping)
+    found = look(run, Wish(query, top, bottom, strategy, named, _listed(modules), _layers(layers), graft))
     text = _written(found, "json" if json_output else as_)
     if out is None:
         print(text)
@@ -184,6 +176,26 @@ def _show(
         write_text(out, text + "\n")
         print(f"in {out}", file=sys.stderr)
     return 0
+
+
+def _damping(given: str | None) -> str | None:
+    """The label under which a run keeps the scores of a damping."""
+    try:
+        return damping_label(given) if given else None
+    except ValueError as e:
+        raise ConfigError(f"{e}.") from e
+
+
+def _listed(given: list[str]) -> tuple[str, ...]:
+    """The words of an option that may be given several times, and with commas."""
+    return tuple(word.strip() for part in given for word in part.split(",") if word.strip())
+
+
+def _layers(given: list[str]) -> tuple[int, ...]:
+    words = _listed(given)
+    if bad := [w for w in words if not w.isdigit()]:
+        raise ConfigError(f"--layers was given '{bad[0]}': give numbers of layers, counted from 0.")
+    return tuple(map(int, words))
 
 
 def _written(found: dict[str, Any], kind: Literal["text", "table", "json", "html"]) -> str:

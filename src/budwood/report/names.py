@@ -26,8 +26,8 @@ OF_DATA = frozenset(
 def base_of(run: Path) -> Path:
     """The folder that paths are told from: the one that holds `runs`, else the one that holds the run.
 
-    >>> base_of(Path("/home/ann/study/runs/demo/full")).as_posix(), base_of(Path("/data/mine/full")).as_posix()
-    ('/home/ann/study', '/data/mine')
+    >>> base_of(Path("/study/runs/demo/full")).as_posix(), base_of(Path("/mine/full")).as_posix()
+    ('/study', '/mine')
     """
     above = [p for p in run.parents if p.name == "runs"]
     return above[-1].parent if above else run.parent
@@ -36,8 +36,8 @@ def base_of(run: Path) -> Path:
 def public(text: str, base: Path) -> str:
     """A text whose absolute paths are told from `base`, or by their last name alone.
 
-    >>> public("no file /home/ann/study/data/a.csv, nor /etc/conf/b.yaml; a/b and https://x.org/y stay",
-    ...        Path("/home/ann/study"))
+    >>> public("no file /study/data/a.csv, nor /other/b.yaml; a/b and https://x.org/y stay",
+    ...        Path("/study"))
     'no file data/a.csv, nor …/b.yaml; a/b and https://x.org/y stay'
     """
     for known, whole, told in _known(base):
