@@ -250,38 +250,21 @@ def _graft(text: str) -> Path:
 
 
 def _hub(name: str, where: Where) -> ModelRef:
-    found = _cached(name, where.revision)
-    if found is not None:
-        return ModelRef(
-            name,
-            "hub",
-            found,
-            name,
-            where.revision,
-            model_type=check_directory(found),
-            trust_remote_code=where.trust_remote_code,
-        )
+    found = _cached(name, where.revision) or _downloaded(name, where)
+    kind, trust = check_directory(found), where.trust_remote_code
+    return ModelRef(name, "hub", found, name, where.revision, model_type=kind, trust_remote_code=trust)
+
+
+def _downloaded(name: str, where: Where) -> Path:
+    """The directory of a hub model that is not in the cache, or why there is none."""
     near = nearest(name, [*NAMES, *_run_ids(where.runs_dir)])
     advice = f"Give a local directory, run `hf download {name}` where there is network, or use tiny-bert."
+    missing = f"'{name}' is neither a directory, a run nor in the local hub cache, and"
     if offline_mode(where.offline):
-        raise ModelError(
-            f"'{name}' is neither a directory, a run nor in the local hub cache, and work is offline.{near} {advice}"
-        )
+        raise ModelError(f"{missing} work is offline.{near} {advice}")
     if not reachable():
-        raise ModelError(
-            f"'{name}' is neither a directory, a run nor in the local hub cache, and the hub does not answer within "
-            f"{PATIENCE:g} s.{near} {advice}"
-        )
-    found = _fetched(name, where.revision, near)
-    return ModelRef(
-        name,
-        "hub",
-        found,
-        name,
-        where.revision,
-        model_type=check_directory(found),
-        trust_remote_code=where.trust_remote_code,
-    )
+        raise ModelError(f"{missing} the hub does not answer within {PATIENCE:g} s.{near} {advice}")
+    return _fetched(name, where.revision, near)
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
