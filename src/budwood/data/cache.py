@@ -16,7 +16,7 @@ from budwood.data.task import Row
 from budwood.errors import BudwoodError
 from budwood.store.files import cache_dir, canonical, writing
 
-FORMAT = 1
+FORMAT = 2  # to be raised whenever the encoders would make other features of the same rows and settings
 KINDS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
 
 

@@ -58,7 +58,7 @@ def encode_clm_text(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, enc
 def _cut(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, enc: Encoding, frame: Frame
 ) -> tuple[Ragged, np.ndarray, int]:
-    """Pieces of text, the row of each, and how many rows have no text."""
+    """Pieces of text, as few and as even as can be, the row of each, and how many rows have no text."""
     limit = enc.limit if enc.chunk is None else min(enc.chunk, enc.limit)
     size = limit - frame.size
     if size < 1:
@@ -69,5 +69,7 @@ def _cut(
     if empty == len(rows):
         raise DataError("No row has any text. Give a file with at least one line of text.")
     row_K = np.repeat(np.arange(len(rows)), count_N)
-    first_K = (np.arange(len(row_K)) - np.repeat(np.cumsum(count_N) - count_N, count_N)) * size
-    return text.cut(row_K, first_K, np.minimum(text.lengths_N[row_K] - first_K, size)), row_K, empty
+    place_K = np.arange(len(row_K)) - np.repeat(np.cumsum(count_N) - count_N, count_N)
+    # a text's pieces are equally long: a rest of one or two tokens has no context, and its gradient outweighs hundreds
+    first_K, end_K = (text.lengths_N[row_K] * (place_K + i) // count_N[row_K] for i in (0, 1))
+    return text.cut(row_K, first_K, end_K - first_K), row_K, empty
