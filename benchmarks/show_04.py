@@ -26,6 +26,9 @@ FROZEN = ("--freeze", "embeddings,head", "--mode", "prompt")
 SGD = ("--optimizer", "sgd", "--weight-decay", 0.0001)
 PLANS = ((), ("--lr", 0.1, "--max-steps", 600), ("--lr", 0.3, "--max-steps", 600))  # of SGD; the first: by default
 TASKS = ("tiny-sentiment", "tiny-topic", "tiny-entail", "tiny-grammar")
+# the text says "it was great" often enough for the task's own prompt to be right at .88 untrained; this one is not
+ASKED = ("--template", "{text} is it so ? {mask} .", "--label-words", "no,yes")
+CASES = ((TASKS[0], ()), (TASKS[0], ASKED), *((t, ()) for t in TASKS[1:]))
 ESTIMATORS = ("straight-through", "annealed")
 BERT = "tiny-bert"
 
@@ -57,25 +60,28 @@ def exact() -> None:
 
 
 @lru_cache(maxsize=1)
-def the_task() -> tuple[str, tuple[object, ...], dict[str, Any]]:
-    """The first shipped task, and plan, that tuning with SGD improves by 15 points; else the largest gain there is."""
+def the_task() -> tuple[str, tuple[object, ...], tuple[object, ...], dict[str, Any]]:
+    """(task, its wording, plan, run) of the first that tuning with SGD improves by 15 points; else the largest gain."""
     tried = []
-    for task in TASKS:
-        for plan, found in zip(PLANS, side_by_side(lambda p: tuned(task, "sgd", 0, p), PLANS)):  # noqa: B023
-            gain = found["score"] - found["zero_shot"]
-            told = f"{task}, {found['steps']} updates of SGD at {found['learning_rate']:.2g}"
-            print(f"       {told}: {found['zero_shot']:.3f} -> {found['score']:.3f}", flush=True)
-            tried.append((gain, task, plan, found))
-            if gain >= 0.15:
-                show.bar("a shipped task with a gain of 15 points (SGD, K=64)", True, f"{told}, {gain:.3f}")
-                return task, plan, found
-    gain, task, plan, found = max(tried, key=lambda t: t[0])
-    show.bar("a shipped task with a gain of 15 points (SGD, K=64)", False, f"most: {task}, {gain:.3f}")
-    return task, plan, found
+    for task, words in CASES:
+        found = side_by_side(lambda p: tuned(task, "sgd", 0, (*words, *p)), PLANS)  # noqa: B023
+        for plan, x in zip(PLANS, found):
+            gain = x["score"] - x["zero_shot"]
+            told = (
+                f"{task}{' asked otherwise' if words else ''}, {x['steps']} updates of SGD at {x['learning_rate']:.2g}"
+            )
+            print(f"       {told}: {x['zero_shot']:.3f} -> {x['score']:.3f}", flush=True)
+            tried.append((gain, told, (task, words, plan, x)))
+        best = max(tried, key=lambda t: t[0])
+        if best[0] >= 0.15:
+            break
+    gain, told, case = max(tried, key=lambda t: t[0])
+    show.bar("a shipped task with a gain of 15 points (SGD, K=64)", gain >= 0.15, f"{told}, {gain:.3f}")
+    return case
 
 
 def recovery() -> None:
-    task, _, sgd = the_task()
+    task, _, _, sgd = the_task()
     text = ("--off-task", "tiny-text", "--limit-eval", 1000)
     found = graft(task, sgd["run"], "5%", "learned", 0, "--curve", "--curve-sizes", "0.001,0.01,0.02,0.05", *text)
     for size, least in ((0.05, 0.95), (0.01, 0.75)):
@@ -96,9 +102,9 @@ def recovery() -> None:
 
 def order() -> None:
     """AdamW, three seeds: every rule at every size out of one run each."""
-    task, rules = the_task()[0], ("learned", "fisher", "movement", "random")
+    (task, words, *_), rules = the_task(), ("learned", "fisher", "movement", "random")
     sizes = ("--curve", "--curve-sizes", "0.01,0.02,0.05")
-    cut = lambda s: graft(task, tuned(task, "adamw", s)["run"], "2%", "learned", s, *sizes)  # noqa: E731
+    cut = lambda s: graft(task, tuned(task, "adamw", s, words)["run"], "2%", "learned", s, *sizes)  # noqa: E731
     runs = side_by_side(cut, (0, 1, 2))
     for size in (0.01, 0.02, 0.05):
         scores = {r: round(median(on_curve(x, r, size, "score") for x in runs), 4) for r in rules}
@@ -109,17 +115,17 @@ def order() -> None:
 
 
 def overlaps() -> None:
-    task = the_task()[0]
-    cases = [(task, 0), (task, 7), *((t, 0) for t in TASKS if t != task)][:4]
-    cut = lambda c: graft(c[0], tuned(c[0], "adamw", c[1])["run"], "5%", "fisher", c[1])["file"]  # noqa: E731
+    task, words, *_ = the_task()
+    cases = [(task, 0, words), (task, 7, words), *((t, 0, ()) for t in TASKS if t != task)][:4]
+    cut = lambda c: graft(c[0], tuned(c[0], "adamw", c[1], c[2])["run"], "5%", "fisher", c[1])["file"]  # noqa: E731
     found = run("graft", "overlap", *side_by_side(cut, cases), cwd=work)["over_chance"]
     show.bar("the same task on other rows and seed >= 3x chance", found[0][1] >= 3, f"{found[0][1]:.2f}x")
-    named = {t: round(x, 2) for (t, _), x in zip(cases[2:], found[0][2:])}
+    named = {t: round(x, 2) for (t, *_), x in zip(cases[2:], found[0][2:])}
     show.bar("unrelated tasks <= 2x chance", max(named.values()) <= 2, str(named))
 
 
 def stitching() -> None:
-    first, plan, found = the_task()
+    first, _, plan, found = the_task()
     others = side_by_side(lambda t: tuned(t, "sgd", 0, plan), [t for t in TASKS if t != first])
     second = max(others, key=lambda x: x["score"] - x["zero_shot"])  # a share of no gain would say nothing
     runs = {first: found["run"], second["task"]: second["run"]}
