@@ -29,6 +29,7 @@ class Ratio:
     ours: float
     theirs: float
     note: str = ""
+    gap: float = 0.0  # our objective less the peer's, at its largest; of a decoder: 0 where all answers are the same
 
     @property
     def times(self) -> float:
@@ -84,7 +85,7 @@ def solver() -> list[Ratio]:
             for c, f, x in zip(found, fits, many)
             if np.isclose(float(np.ravel(f.C_)[0]), c.cost)
         )
-        out.append(Ratio(f"label probes against scikit-learn {name}", mine, seconds, f"objective gap {gap:.1e}"))
+        out.append(Ratio(f"label probes against scikit-learn {name}", mine, seconds, f"objective gap {gap:.1e}", gap))
     return out
 
 
@@ -115,10 +116,12 @@ def decode() -> list[Ratio]:
     pieces = [tuple(torch.from_numpy(x[a : a + length]) for x in (start, end)) for a in offsets[:-1]]
     theirs, pairs = cpu(lambda: [loop_decode(s, e, lead, length - 1) for s, e in pieces])
     same = pairs == list(zip(spans.first_S.tolist(), spans.last_S.tolist()))
-    return [Ratio("decoding against a loop over starts", mine / 5, theirs, f"same spans: {same}")]
+    return [
+        Ratio("decoding against a loop over starts", mine / 5, theirs, f"same spans: {same}", 0.0 if same else np.inf)
+    ]
 
 
-def forward_pass(task: str, rows: int) -> list[Ratio]:
+def forward_pass(task: str, rows: int, states: str = "cls") -> list[Ratio]:
     """A whole probe run (one model, no controls) and one with controls, over the bare forward pass."""
     from budwood.capture.features import Ask, open_reading
     from budwood.config.probe import ProbeConfig
@@ -134,7 +137,7 @@ def forward_pass(task: str, rows: int) -> list[Ratio]:
         data = {"task": task, "data_dir": (SHARED / "data",), "limit": rows, "limit_eval": rows // 4, "threads": 1}
         plain = ProbeConfig(**data, no_controls=True, progress="none", out=Path(place) / "plain")
         whole = load_task(plain)
-        read = open_reading(Ask(model, {**data, "data_dir": [str(SHARED / "data")]}, "train", "cls"), whole)
+        read = open_reading(Ask(model, {**data, "data_dir": [str(SHARED / "data")]}, "train", states), whole)
 
         def bare() -> None:
             with torch.inference_mode():
@@ -224,7 +227,7 @@ if __name__ == "__main__":
     if "decode" in wanted:
         found += decode()
     if "pass" in wanted and SHARED.exists():
-        found += forward_pass("sst2", 2000) + forward_pass("agnews", 2000)
+        found += forward_pass("sst2", 2000) + forward_pass("agnews", 2000) + forward_pass("squad2", 300, "token")
     if "epochs" in wanted and SHARED.exists():
         found += epochs()
     for ratio in found:
