@@ -47,7 +47,10 @@ def graft(task: str, tuned_run: str, size: str, select: str, seed: int = 0, *mor
 def on_curve(found: dict[str, Any], select: str, size: float, key: str = "recovered") -> float:
     """One figure of a run with --curve."""
     points = [r for r in found["curve"] if r["select"] == select]
-    return float(min(points, key=lambda r: abs(r["fraction"] - size))[key] or 0.0)
+    found = min(points, key=lambda r: abs(r["fraction"] - size))[key]
+    if found is None:
+        raise ValueError(f"{select} at {size:.1%} has no {key}: the tuned model gained nothing")
+    return float(found)
 
 
 def exact() -> None:
@@ -108,7 +111,8 @@ def order() -> None:
     runs = side_by_side(cut, (0, 1, 2))
     for size in (0.01, 0.02, 0.05):
         scores = {r: round(median(on_curve(x, r, size, "score") for x in runs), 4) for r in rules}
-        fine = all(scores[a] >= scores[b] - 0.01 for a, b in zip(rules, rules[1:]))
+        fine = all(scores[a] >= scores[b] - 0.01 for a, b in zip(rules[:3], rules[1:3]))
+        fine = fine and scores["movement"] > scores["random"]
         show.bar(f"AdamW, {size:.0%}: learned >= fisher >= movement > random (1 point slack)", fine, str(scores))
     best = median(on_curve(x, "learned", 0.02) for x in runs)
     show.bar("AdamW: learned needs <= 2% for 95% of the gain", best >= 0.95, f"{best:.3f} at 2%")
@@ -116,7 +120,7 @@ def order() -> None:
 
 def overlaps() -> None:
     task, words, *_ = the_task()
-    cases = [(task, 0, words), (task, 7, words), *((t, 0, ()) for t in TASKS if t != task)][:4]
+    cases = [(task, 0, words), (task, 7, words), *((t, 0, ()) for t in TASKS if t != task)]
     cut = lambda c: graft(c[0], tuned(c[0], "adamw", c[1], c[2])["run"], "5%", "fisher", c[1])["file"]  # noqa: E731
     found = run("graft", "overlap", *side_by_side(cut, cases), cwd=work)["over_chance"]
     show.bar("the same task on other rows and seed >= 3x chance", found[0][1] >= 3, f"{found[0][1]:.2f}x")
