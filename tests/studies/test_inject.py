@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 import budwood as bw
 from budwood.cli.inject import told
+from budwood.config.inject import InjectConfig
 from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, ModelError
 from budwood.studies import inject as study
@@ -119,3 +121,27 @@ def test_shared_rows_are_counted(there: Path) -> None:
     )
     result = run("new.csv", "twin.csv", "shared", retain="none", limit_eval=None, keep_rows=1000)
     assert "29 rows of 'twin.csv' are also in 'new'" in " ".join(result.metrics["warnings"].values())
+
+
+def test_every_way_trains_with_its_own_hold_alone() -> None:
+    told = {"task": "arithmetic", "keep": ("tiny-text",), "anneal": 0.2, "anneal_at": 0.5}
+    cfg = InjectConfig(**told, retain=("none", "ewc", "l2", "recadam", "replay"))
+    order = {"kinds": {"tiny-text": "text", "other": "text", "grammar": "label"}, "fishers": ["f"]}
+    made = {w: study._training(cfg, study.Cell(w, 0.1, 0), order) for w in cfg.retain}
+    holds = ("ewc", "ewc_strength", "l2_to_base", "anneal", "anneal_at", "replay")
+    assert {w: {k: v for k, v in s.items() if k in holds} for w, s in made.items()} == {
+        "none": {},
+        "ewc": {"ewc": (Path("f"),), "ewc_strength": 0.1},
+        "l2": {"l2_to_base": 0.1},
+        "recadam": {"l2_to_base": 0.1, "anneal": 0.2, "anneal_at": 0.5},
+        "replay": {"replay": "tiny-text,other"},
+    }
+    with pytest.raises(ValueError, match="--anneal belongs to --retain recadam"):
+        InjectConfig(task="arithmetic", keep=("tiny-text",), anneal=0.2)
+
+
+def test_a_correlation_of_nothing_is_the_trivial_answer_and_has_an_interval(tmp_path: Path) -> None:
+    table = pandas.DataFrame({"label": ["a", "b"] * 50, "predicted": ["a", "b"] * 40 + ["b", "a"] * 10})
+    table.to_parquet(tmp_path / "records.parquet")
+    low, high = study._interval({"metric": "mcc"}, tmp_path)
+    assert low < 0.6 < high

@@ -61,5 +61,6 @@ def test_hypervolume_counts_from_plain_training_and_the_trivial_answer() -> None
 
 
 def test_errors_are_costs() -> None:
-    assert error_of({"metric": "f1", "score": 80.0}) == pytest.approx(0.2)  # SQuAD's percent
+    assert error_of({"metric": "f1", "score": 80.0, "full": 100}) == pytest.approx(0.2)  # SQuAD's percent
+    assert error_of({"metric": "f1", "score": 0.9, "full": 100}) == pytest.approx(0.991)
     assert error_of({"metric": "mcc", "score": -0.5}) == 1.5

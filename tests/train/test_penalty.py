@@ -10,6 +10,7 @@ import torch
 
 from budwood.errors import ConfigError, TreeError
 from budwood.params import tree
+from budwood.params.sketch import sketch
 from budwood.train.fit import trainable
 from budwood.train.penalty import Absolute, Annealed, Holding, Quadratic, hold, make_penalty
 from tests.cases import build
@@ -163,3 +164,36 @@ def test_annealing_needs_something_to_let_go_of(model: torch.nn.Module) -> None:
         hold(model, Holding(anneal=0.1))
     held = hold(model, Holding(anneal=0.1, anneal_at=0.5, l2_to_base=1.0), steps=40)
     assert held.penalty is None and held.pull is not None and held.pull.middle == 20.0
+
+
+def test_the_mean_is_that_of_the_weights_held(tmp_path: Path, model: torch.nn.Module) -> None:
+    """A head that is drawn anew takes no part in it, however large its Fisher information."""
+    head = [n for n in tree.named(model) if n.startswith(tree.HEAD)]
+    huge = {n: torch.full_like(tree.named(model)[n], 1e6).detach() for n in head}
+    file = fisher_file(tmp_path / "f.safetensors", model, values=huge)
+    held = hold(model, Holding(ewc=(file,), ewc_strength=1.0), fresh=head)
+    assert held.penalty is not None and held.facts["ewc_mean"] < 1
+    every = torch.cat([v.flatten() for v in held.penalty.importance.values()])  # type: ignore[attr-defined]
+    assert float(every.mean()) == pytest.approx(1.0, rel=1e-5) and held.facts["ewc_held"] == len(every)
+
+
+def test_decay_reaches_what_later_files_do_not_mention(tmp_path: Path, model: torch.nn.Module) -> None:
+    head = [n for n in tree.named(model) if n.startswith(tree.HEAD)]
+    one, two = fisher_file(tmp_path / "a", model), fisher_file(tmp_path / "b", model, drop=head)
+    held = hold(model, Holding(ewc=(one, two), ewc_strength=1.0, ewc_scale="raw", ewc_decay=0.5))
+    values, own = tree.load(one)[0], {id(p): n for n, p in trainable(model).items()}
+    for name, parameter in tree.named(model).items():
+        wanted = values[name] * (0.5 if name in head else 1.5)
+        torch.testing.assert_close(held.penalty.importance[own[id(parameter)]], wanted)  # type: ignore[union-attr]
+
+
+def test_a_fisher_of_other_weights_of_the_same_shape_is_refused(tmp_path: Path, model: torch.nn.Module) -> None:
+    file = fisher_file(tmp_path / "f.safetensors", model, sketch=sketch(tree.named(model)))
+    wish = Holding(ewc=(file,), ewc_strength=1.0)
+    with torch.no_grad():  # training moves weights by less than their size
+        for p in model.parameters():
+            p.add_(0.3 * p.std().nan_to_num(0.0) * torch.randn_like(p))
+    assert hold(model, wish).penalty is not None
+    stranger = build("bert", "head", dtype=torch.float32, seed=5)
+    with pytest.raises(TreeError, match="other weights of the same shape"):
+        hold(stranger, wish)

@@ -42,12 +42,18 @@ FEW = 5  # positions up to which a product over their pairs was measured to be f
 class Question:
     """What is differentiated: `value(logits_MC, targets) -> value_B` (None: the loss), `targets` (None: the true ones).
 
-    Sampled labels go in as targets; weights go into the value, e.g. `lambda z, t: objective.loss(z, t) * weight(z)`.
-    The value of an example may depend on its own logits and targets only.
+    Labels drawn from the model come from `draw(logits_MC, true targets)`, once for a whole batch; weights go into the
+    value, e.g. `lambda z, t: objective.loss(z, t) * weight(z)`. The value of an example may depend on its own logits
+    and targets only.
     """
 
     value: Value | None = None
     targets: Targets | None = None
+    draw: Callable[[Tensor, Targets], Targets] | None = None
+
+    def about(self, logits_MC: Tensor, true: Targets) -> Targets:
+        """The targets that the question is asked with."""
+        return self.targets or (self.draw(logits_MC.detach(), true) if self.draw else true)
 
 
 def per_example_grads(
@@ -63,13 +69,14 @@ def per_example_grads(
     """
     question = question or Question()
     coverage = coverage or cover(model, objective, batch)
-    targets = question.targets or objective.targets(batch)
+    true = objective.targets(batch)
     parameters = named(model)
     count = len(batch)
     out = {n: parameters[n].new_zeros(count, *parameters[n].shape).detach() for n in coverage.names}
     with in_mode(model, training=False):
-        with linear_io(model, coverage.hooked, layout_of(batch, targets)) as io:
+        with linear_io(model, coverage.hooked, layout_of(batch, true)) as io:
             logits_MC = objective.logits(model, batch)
+            targets = question.about(logits_MC, true)
             io.backward((question.value or objective.loss)(logits_MC, targets).sum())
             for name in coverage.hooked:
                 for use in io.uses(name):
@@ -102,15 +109,15 @@ def per_example_square_sum(
     with in_mode(model, training=False):
         with linear_io(model, coverage.hooked, layout_of(batch, true)) as io:
             logits_MC = objective.logits(model, batch)
-            for i, question in enumerate(questions):
-                value_B = (question.value or objective.loss)(logits_MC, question.targets or true)
+            about = [question.about(logits_MC, true) for question in questions]
+            for i, (question, targets) in enumerate(zip(questions, about)):
+                value_B = (question.value or objective.loss)(logits_MC, targets)
                 io.backward(value_B.sum(), keep=i + 1 < len(questions))
                 for name in coverage.hooked:
                     _add_square_sum(out[name], io.uses(name), name)
         if coverage.looped:
-            for question in questions:
+            for question, targets in zip(questions, about):
                 for b in range(len(batch)):
-                    targets = question.targets or true
                     for name, grad in _single(model, objective, batch, question, targets, coverage.looped, b).items():
                         out[name] += grad.square()
     return out

@@ -16,7 +16,7 @@ from budwood.data.batch import Batch
 from budwood.data.task import Task
 from budwood.errors import ConfigError
 from budwood.linalg.categorical import covariance_factors
-from budwood.models.objective import Objective, Targets, sample_labels
+from budwood.models.objective import Targets, sample_labels
 
 FEW_LABELS, MOST_LABELS = 8, 64  # exact by default up to the first, refused above the second
 Labels = Literal["exact", "sampled", "empirical"]
@@ -39,25 +39,24 @@ def labels_for(wish: Labels | None, task: Task, option: str) -> Labels:
     return wish
 
 
-def questions(labels: Labels, task: Task, objective: Objective, batch: Batch, seed: int) -> Sequence[Question]:
+def questions(labels: Labels, task: Task, batch: Batch, seed: int) -> Sequence[Question]:
     """Questions whose squared per-example gradients sum to the Fisher information of each example."""
     if labels == "empirical":
         return (Question(),)
     if labels == "sampled":
-        return (_drawn(objective, batch, seed),)
+        return (_drawn(batch, seed),)
     if task.kind == "regression":
         return (Question(_number),)
     return [Question(_direction(j)) for j in range(len(task.labels) - 1)]
 
 
-def _drawn(objective: Objective, batch: Batch, seed: int) -> Question:
+def _drawn(batch: Batch, seed: int) -> Question:
     """The loss of labels drawn from the model itself; a row's draw depends on the seed and its place alone."""
 
-    def value(logits_MC: Tensor, targets: Targets) -> Tensor:
-        drawn_M = sample_labels(logits_MC, targets, batch.index_B.tolist(), seed)
-        return objective.loss(logits_MC, replace(targets, label_M=drawn_M))
+    def draw(logits_MC: Tensor, targets: Targets) -> Targets:
+        return replace(targets, label_M=sample_labels(logits_MC, targets, batch.index_B.tolist(), seed))
 
-    return Question(value)
+    return Question(draw=draw)
 
 
 def _number(logits_BK: Tensor, targets: Targets) -> Tensor:

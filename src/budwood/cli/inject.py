@@ -48,8 +48,29 @@ def told(metrics: Mapping[str, Any], cost: Mapping[str, Any]) -> str:
         f"{', '.join([main, *others])} ({main}: {kept_metric}); seeds {', '.join(map(str, metrics['seeds']))}"
     )
     return "\n".join(
-        [head, "", grid(rows, columns), "", *_sentences(metrics), f"seconds {cost.get('seconds', 0):,.1f}"]
+        [
+            head,
+            "",
+            grid(rows, columns),
+            "",
+            *_sizes(metrics),
+            *_sentences(metrics),
+            f"seconds {cost.get('seconds', 0):,.1f}",
+        ]
     )
+
+
+def _sizes(metrics: Mapping[str, Any]) -> list[str]:
+    """The share exactly right by the size of the answer, where the new skill's answers are numbers."""
+    groups = [g for g in metrics["groups"] if g.get("by_size")]
+    if not groups:
+        return []
+    rows = [{"way": NAMES[g["retain"]], "strength": g["strength"], **g["by_size"]} for g in groups]
+    return [
+        "Share exactly right by the size of the answer:",
+        grid(rows, ["way", "strength", *groups[0]["by_size"]]),
+        "",
+    ]
 
 
 def _before(metrics: Mapping[str, Any], extra: list[str], others: list[str]) -> dict[str, Any]:

@@ -44,6 +44,11 @@ class InjectConfig(FinetuneConfig, JobsConfig):
         150, ge=1, description="Updates of the head (probe) or the model (tune) of a kept task."
     )
 
+    @property
+    def anneals(self) -> bool:
+        """Whether a way of the study lets go: recadam does, with or without a steepness of one's own."""
+        return "recadam" in self.retain
+
     @model_validator(mode="after")
     def _a_study(self) -> InjectConfig:
         if not self.keep:
@@ -53,6 +58,8 @@ class InjectConfig(FinetuneConfig, JobsConfig):
         taken = [name for name in OWN if getattr(self, name)]
         if taken:
             raise ValueError(f"--{taken[0].replace('_', '-')} is what the study varies; use --retain and --strengths")
+        if self.anneal and not self.anneals:
+            raise ValueError("--anneal belongs to --retain recadam, which is not among the ways compared")
         if any(not 0 < s < float("inf") for s in self.strengths):
             raise ValueError("--strengths must be above 0 and finite; plain training is --retain none")
         if not self.strengths and set(self.retain) & set(SWEPT):

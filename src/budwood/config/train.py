@@ -134,11 +134,16 @@ class TrainConfig(Config):
             raise ValueError("--adam-* belong to --optimizer adamw; SGD has --momentum")
         if self.save_second_moments and self.optimizer != "adamw":
             raise ValueError("--save-second-moments belongs to --optimizer adamw; SGD has none")
-        if "anneal_at" in given and not self.anneal and self.anneal_at != 0.25:
+        if "anneal_at" in given and not self.anneals and self.anneal_at != 0.25:
             raise ValueError("--anneal-at has no effect without --anneal")
         if self.eval_steps is not None and self.checkpoint != "best":
             raise ValueError("--eval-steps has no effect without --checkpoint best")
         return self
+
+    @property
+    def anneals(self) -> bool:
+        """Whether a hold lets go during training."""
+        return bool(self.anneal)
 
     def _changed_adam(self) -> bool:
         fields = type(self).model_fields

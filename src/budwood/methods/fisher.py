@@ -37,6 +37,7 @@ from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, readi
 from budwood.models.reference import ModelRef, resolve
 from budwood.params import tree
 from budwood.params.parts import layer_name, layer_order
+from budwood.params.sketch import sketch
 from budwood.store.files import canonical, read_json, write_json
 from budwood.train.plan import device_for
 
@@ -207,7 +208,7 @@ def _squares(ask: Callable[[_Shop, Batch], Sequence[Question]]) -> Callable[[_Sh
 
 def _ask(shop: _Shop, batch: Batch) -> Sequence[Question]:
     assert shop.kind in ("exact", "sampled", "empirical")
-    return questions(shop.kind, shop.read.task, shop.read.objective, batch, shop.cfg.seed)
+    return questions(shop.kind, shop.read.task, batch, shop.cfg.seed)
 
 
 def _add_batched(shop: _Shop, order: np.ndarray, sums: Sums) -> None:
@@ -276,6 +277,7 @@ def _identity(loaded: Loaded) -> dict[str, Any]:
         "model_type": loaded.model.config.model_type,
         "model_hash": model_hash(loaded.model),
         "tokenizer": tokenizer_hash(loaded.tokenizer),
+        "sketch": sketch(tree.named(loaded.model)),
     }
 
 

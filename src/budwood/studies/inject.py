@@ -26,6 +26,7 @@ from budwood.engine.local import run_jobs
 from budwood.errors import ConfigError
 from budwood.figures.front import pareto
 from budwood.figures.save import drawing, save
+from budwood.linalg.metrics import bootstrap_interval, mcc, pearson, spearman
 from budwood.linalg.ranking import bootstrap_ratio
 from budwood.methods.session import RUNS, Session
 from budwood.models.reading import mode_for, reads_left_to_right
@@ -39,6 +40,8 @@ SCORES = (
     *("lm_loss", "token_accuracy", "loss", "n", "majority", "dropped", "answers_too_long"),
 )
 LM_MODES = ("prompt", "causal", "mlm", "clm")
+RESAMPLED = {"mcc": mcc, "pearson": pearson, "spearman": spearman}  # metrics that are no mean over rows
+ANSWERS = ("predicted", "label")
 STEEPNESS = 0.05  # of RecAdam's sigmoid, where --anneal is not set
 
 
@@ -121,6 +124,8 @@ def _ways(cfg: InjectConfig, mode: str, kept: Mapping[str, Task]) -> tuple[list[
     if "replay" in ways and not (text and mode in LM_MODES):
         ways.remove("replay")
         notes["replay"] = "left out: no kept task is text that the model in training could read"
+    if "replay" in ways:
+        notes["replay"] = f"reads every training row of {', '.join(text)}, Fisher and heads at most {cfg.keep_rows:,}"
     if not ways:
         raise ConfigError("Nothing is left to compare: replay needs a kept task of text. Add --retain none,ewc,l2.")
     return ways, notes
@@ -186,7 +191,7 @@ def work(arguments: dict[str, Any], part: Path) -> None:
     else:
         settings = _training(cfg, cell, arguments)
         trained = run_verb("finetune", FinetuneConfig(**settings, out=place / "new"), [arguments["model"]], task)
-        model, new = str(trained.run), _scores(trained.metrics, trained.run)
+        model, new = str(trained.run), _scores(trained.metrics, trained.run, task.kind)
         new |= {k: trained.metrics[k] for k in ("ewc_effective", "ewc_mean") if k in trained.metrics}
         if "ood" in task.splits:
             new["ood"] = _evaluated(cfg, cell, place / "ood", model, task, "ood").get("by_magnitude", {})
@@ -208,17 +213,22 @@ def _training(cfg: InjectConfig, cell: Cell, order: Mapping[str, Any]) -> dict[s
     fields = FinetuneConfig.model_fields
     own = {k: v for k, v in cfg.model_dump().items() if k in fields and k in cfg.model_fields_set}
     gone = ("out", "config", "seeds", "limit", "limit_eval", "shots", "split", "group", "text", "text_pair", "label")
-    for name in (*gone, "train_file", "validation_file", "test_file", "data_seed", "json_output", "overwrite"):
+    files = ("train_file", "validation_file", "test_file")
+    for name in (*gone, *files, "data_seed", "json_output", "overwrite", "anneal", "anneal_at"):
         own.pop(name, None)
     if own.get("model_seed") == cfg.seed:  # not asked for: new weights follow the seed of the cell
         own.pop("model_seed")
-    text = next((n for n, kind in order["kinds"].items() if kind == "text"), None)
+    texts = ",".join(n for n, kind in order["kinds"].items() if kind == "text")
     ways: dict[str, dict[str, Any]] = {
         "none": {},
         "ewc": {"ewc": tuple(map(Path, order["fishers"])), "ewc_strength": cell.strength},
         "l2": {"l2_to_base": cell.strength},
-        "recadam": {"l2_to_base": cell.strength, "anneal": cfg.anneal or STEEPNESS},
-        "replay": {"replay": text},
+        "recadam": {
+            "l2_to_base": cell.strength,
+            "anneal": cfg.anneal or STEEPNESS,
+            "anneal_at": cfg.anneal_at,
+        },
+        "replay": {"replay": texts or None},
     }
     return {**own, **_common(cfg, cell), "task": cfg.task, **ways[cell.retain]}
 
@@ -238,7 +248,7 @@ def _reading(cfg: InjectConfig) -> dict[str, Any]:
 def _evaluated(cfg: InjectConfig, cell: Cell, place: Path, model: str, task: Task, split: str) -> dict[str, Any]:
     settings = EvaluateConfig(task=task.name, eval_split=split, out=place, **_common(cfg, cell), **_reading(cfg))
     result = run_verb("evaluate", settings, [model], task)
-    return _scores(result.metrics, result.run)
+    return _scores(result.metrics, result.run, task.kind)
 
 
 def _keep_score(cfg: InjectConfig, cell: Cell, place: Path, model: str, name: str, kind: str) -> dict[str, Any]:
@@ -248,7 +258,7 @@ def _keep_score(cfg: InjectConfig, cell: Cell, place: Path, model: str, name: st
     if kind == "text" or cfg.keep_by == "prompt":
         mode = "prompt" if kind != "text" else _text_mode(model)
         found = run_verb("evaluate", EvaluateConfig(**common, mode=mode, eval_split=task.reported), [model], task)
-        return _scores(found.metrics, found.run)
+        return _scores(found.metrics, found.run, kind)
     only: dict[str, Any] = {}
     if cfg.keep_by == "probe":
         only = {"train_only": ("head",), "learning_rate": 5e-3, "dropout": 0.0}
@@ -258,7 +268,7 @@ def _keep_score(cfg: InjectConfig, cell: Cell, place: Path, model: str, name: st
     found = run_verb("finetune", settings, [model], task)
     if cell.retain != "base":
         shutil.rmtree(found.model, ignore_errors=True)  # the cell's own model stays; heads of kept tasks are many
-    return _scores(found.metrics, found.run)
+    return _scores(found.metrics, found.run, kind)
 
 
 def _text_mode(model: str) -> str:
@@ -266,9 +276,11 @@ def _text_mode(model: str) -> str:
     return "clm" if reads_left_to_right(resolve(model, runs_dir=RUNS, offline=True)) else "mlm"
 
 
-def _scores(metrics: Mapping[str, Any], run: Path) -> dict[str, Any]:
+def _scores(metrics: Mapping[str, Any], run: Path, kind: str) -> dict[str, Any]:
     """The numbers worth keeping, with a 95 % interval of the main one over resampled rows."""
     kept = {k: metrics[k] for k in SCORES if k in metrics}
+    if kind == "span":
+        kept["full"] = 100  # SQuAD's scores are per cent
     if "by_magnitude" in metrics:
         kept["by_magnitude"] = metrics["by_magnitude"]
     low, high = _interval(metrics, run)
@@ -285,10 +297,16 @@ def _interval(metrics: Mapping[str, Any], run: Path) -> tuple[float | None, floa
         tokens = table["tokens"].to_numpy(float)
         return bootstrap_ratio(table["loss"].to_numpy(float) * tokens, tokens, 0)
     if metrics["metric"] == "rmsle":
+        if "dropped" in metrics:
+            table = table[table["predicted"].notna()]
         said = np.array([0.0 if p is None or p != p else max(float(p), 0.0) for p in table["predicted"]])
         gap = (np.log1p(said) - np.log1p(table["label"].to_numpy(float))) ** 2
         low, high = bootstrap_ratio(gap, np.ones(len(gap)), 0)
         return low**0.5, high**0.5
+    if metrics["metric"] in RESAMPLED:
+        codes = [pandas.Categorical(table[k], categories=sorted(table["label"].unique())).codes for k in ANSWERS]
+        said, gold = codes if metrics["metric"] == "mcc" else (table[k].to_numpy(float) for k in ANSWERS)
+        return bootstrap_interval(RESAMPLED[metrics["metric"]], said, gold, 0)
     return None, None
 
 
@@ -350,6 +368,8 @@ def _reference(
     rows = task.rows(task.reported)
     if task.kind == "number" and all(is_problem(r) for r in rows):
         return copy_max(rows), "copying the larger operand"
+    if groups[0]["new"]["metric"] in ("mcc", "pearson", "spearman"):
+        return 1.0, "one answer for all"
     if "majority" in groups[0]["new"] and groups[0]["new"]["metric"] == "accuracy":
         return 1.0 - float(groups[0]["new"]["majority"]), "the commonest label"
     if before[0]["new"] is not None:

@@ -23,11 +23,13 @@ def error_of(scored: Mapping[str, Any]) -> float:
 
     >>> error_of({"metric": "accuracy", "score": 0.75}), error_of({"metric": "lm_loss", "score": 2.5})
     (0.25, 2.5)
+    >>> error_of({"metric": "f1", "score": 0.5, "full": 100})  # half a per cent
+    0.995
     """
     score = float(scored["score"])
     if scored["metric"] in LOWER_IS_BETTER:
         return score
-    return 1.0 - (score / 100 if score > 1 else score)
+    return 1.0 - score / float(scored.get("full", 1))
 
 
 def grouped(cells: Sequence[Cell], main: str) -> list[dict[str, Any]]:
@@ -44,6 +46,7 @@ def grouped(cells: Sequence[Cell], main: str) -> list[dict[str, Any]]:
         }.items():
             entry |= {key: median(values), f"{key}_low": min(values), f"{key}_high": max(values)}
         entry["new"] = _medians([c["new"] for c in mine])
+        entry["by_size"] = _by_size([c["new"] for c in mine])
         entry["kept"] = {task: _medians([c["kept"][task] for c in mine]) for task in mine[0]["kept"]}
         groups.append(entry)
     kept = set(front(np.array([[g["new_error"], g["kept_error"]] for g in groups])).tolist())
@@ -53,6 +56,12 @@ def grouped(cells: Sequence[Cell], main: str) -> list[dict[str, Any]]:
 def _medians(scored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     numbers = [k for k, v in scored[0].items() if isinstance(v, int | float) and not isinstance(v, bool)]
     return {"metric": scored[0]["metric"], **{k: median(s[k] for s in scored if s.get(k) is not None) for k in numbers}}
+
+
+def _by_size(scored: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Median over seeds of the share exactly right, by the size of the answer; sizes never trained on come last."""
+    sizes = [{**s.get("by_magnitude", {}), **s.get("ood", {})} for s in scored]
+    return {name: median(s[name]["exact"] for s in sizes if name in s) for name in sizes[0]}
 
 
 def hypervolumes(cells: Sequence[Cell], main: str, new_reference: float) -> dict[str, dict[str, float]]:

@@ -284,7 +284,7 @@ def _score_numbers(
         "problem": [r.text for r in rows],
         "label": gold,
         "written": texts,
-        "predicted": numbers,
+        "predicted": [None if n is None else float(n) for n in numbers],  # a long answer fits no integer column
         "loss": loss_N.tolist(),
     }
     return Evaluation(_main(reading.task.metric, values), records)

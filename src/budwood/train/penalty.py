@@ -6,7 +6,7 @@ A penalty is called after the backward pass, adds its gradient to the gradients 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from budwood.errors import ConfigError, TreeError, nearest
 from budwood.params import tree
+from budwood.params.sketch import likeness
 from budwood.train.fit import Penalty, trainable
 
 Named = Mapping[str, Tensor]
+KIN = 0.5  # correlation of weights from which on one model counts as trained from the other
 SAME_KIND = {"exact": "sampled"}  # the same expectation
 
 
@@ -175,8 +177,8 @@ def hold(
     parts: list[Quadratic] = []
     facts: dict[str, Any] = {}
     if holding.ewc and holding.ewc_strength:
-        importance, facts = _importance(model, holding, tokenizer)
-        parts.append(Quadratic(holding.ewc_strength, start, {n: v for n, v in importance.items() if n in start}))
+        importance, facts = _importance(model, holding, tokenizer, set(start))
+        parts.append(Quadratic(holding.ewc_strength, start, importance))
     elif holding.ewc or holding.ewc_strength:
         raise ConfigError("--ewc FISHER and --ewc-strength S go together: give both, the strength above 0.")
     if holding.l2_to_base:
@@ -199,16 +201,21 @@ def make_penalty(model: nn.Module, holding: Holding) -> tuple[Penalty | None, di
     return held.penalty, dict(held.facts)
 
 
-def _importance(model: nn.Module, holding: Holding, tokenizer: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The Fisher information of every trained weight that has one, under the model's own names.
+def _importance(
+    model: nn.Module, holding: Holding, tokenizer: str | None, held: Set[str]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The Fisher information of every weight in `held` that has one, under the model's own names.
 
-    Normalised: every file is scaled to mean 1 before they are added, and the sum again.
+    Normalised: every file is scaled to mean 1 over the weights it holds before they are added, and the sum again.
     """
+    own = {id(p): n for n, p in trainable(model).items() if n in held}
+    names = {n: own[id(p)] for n, p in tree.named(model).items() if id(p) in own}
     total: dict[str, Tensor] = {}
     kinds: dict[str, Path] = {}
     each = holding.ewc_scale == "normalised" and len(holding.ewc) > 1
     for path in holding.ewc:
-        found, manifest = read_fisher(path, model, tokenizer)
+        whole, manifest = read_fisher(path, model, tokenizer)
+        found = {n: v for n, v in whole.items() if n in names}
         kinds.setdefault(SAME_KIND.get(str(manifest.get("kind")), str(manifest.get("kind"))), path)
         if len(kinds) > 1:
             (one, first), (other, second) = list(kinds.items())[:2]
@@ -217,13 +224,12 @@ def _importance(model: nn.Module, holding: Holding, tokenizer: str | None) -> tu
                 "cannot be added. Make both with one --kind."
             )
         factor = 1.0 / _mean(found, [path]) if each else 1.0
+        total = {n: v * holding.ewc_decay for n, v in total.items()}
         for name, value in found.items():
-            own = value * factor
-            total[name] = total[name] * holding.ewc_decay + own if name in total else own
+            total[name] = value * factor + total[name] if name in total else value * factor
     mean = _mean(total, holding.ewc)
     factor = 1.0 / mean if holding.ewc_scale == "normalised" else 1.0
-    own = {id(p): n for n, p in trainable(model).items()}
-    importance = {own[id(p)]: total[n] * factor for n, p in tree.named(model).items() if n in total and id(p) in own}
+    importance = {names[n]: value * factor for n, value in total.items()}
     facts = {
         "ewc_mean": mean,
         "ewc_effective": holding.ewc_strength * factor,
@@ -233,7 +239,7 @@ def _importance(model: nn.Module, holding: Holding, tokenizer: str | None) -> tu
 
 
 def _mean(values: Named, paths: Sequence[Path]) -> float:
-    mean = float(sum(v.double().sum() for v in values.values()) / sum(v.numel() for v in values.values()))
+    mean = float(sum(v.double().sum() for v in values.values()) / max(1, sum(v.numel() for v in values.values())))
     if not mean > 0:
         raise TreeError(f"The Fisher information in {', '.join(map(str, paths))} is zero everywhere: nothing is held.")
     return mean
@@ -263,6 +269,12 @@ def read_fisher(path: Path, model: nn.Module, tokenizer: str | None = None) -> t
         raise TreeError(
             f"The Fisher file '{path}' was made with another tokenizer ({made}): row 7 of its "
             f"'{next(iter(parameters))}' is another word than here. Make the Fisher from this model."
+        )
+    like = likeness(manifest.get("sketch") or {}, parameters)
+    if like < KIN:
+        raise TreeError(
+            f"The Fisher file '{path}' is of other weights of the same shape ({made}): they correlate with this "
+            f"model's by {like:.2f}, those of one trained from it by more than {KIN}. Make the Fisher from this model."
         )
     return {n: v for n, v in values.items() if n in parameters and parameters[n].shape == v.shape}, manifest
 

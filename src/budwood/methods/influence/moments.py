@@ -148,4 +148,4 @@ def second_moments(
 
 
 def _ask(shop: Shop, batch: Batch) -> Sequence[Question]:
-    return questions(shop.labels, shop.read.task, shop.read.objective, batch, shop.cfg.seed)
+    return questions(shop.labels, shop.read.task, batch, shop.cfg.seed)

@@ -162,7 +162,7 @@ def sweep(
                 if fine_B.all():
                     asked = ask(batch)
                     for i, question in enumerate(asked):
-                        value_B = (question.value or objective.loss)(logits_MC, question.targets or targets)
+                        value_B = (question.value or objective.loss)(logits_MC, question.about(logits_MC, targets))
                         keep = i + 1 < len(asked)
                         stream(io, value_B.sum(), lambda w, s, i=i: use(i, shop.by_weight[w], s), keep)  # type: ignore[misc]
                     return index
