@@ -96,6 +96,15 @@ def test_tuning_reports_on_unseen_subsets() -> None:
     assert abs(lucky.unseen.value) < 0.1
 
 
+def test_tuning_knows_that_its_parts_share_their_queries() -> None:
+    """Queries that differ in how well they are foreseen make most of the error, and no part escapes it."""
+    truth, effect_QN = world(noise=1.0, subsets=200)
+    noise_QN = np.random.default_rng(4).normal(size=effect_QN.shape)
+    share_Q1 = np.linspace(0, 1, len(effect_QN))[:, None]
+    uneven = {"uneven": share_Q1 * effect_QN + (1 - share_Q1) * noise_QN}
+    assert lds.tune(truth, uneven).unseen.se == pytest.approx(lds.lds(truth, uneven["uneven"]).se, rel=0.15)
+
+
 def test_too_few_subsets_are_refused() -> None:
     truth, effect_QN = world(subsets=1)
     with pytest.raises(ConfigError, match="1 subset says nothing"):
