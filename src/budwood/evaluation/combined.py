@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from budwood.evaluation.matrices import Scored
+from budwood.methods.influence.scores import sum_of
 
 
 def across_models(matrices: Sequence[Scored]) -> dict[str, list[Scored]]:
@@ -35,3 +36,15 @@ def ensembles(matrices: Sequence[Scored], laid: Mapping[str, np.ndarray]) -> dic
 def _mean(scores: Sequence[np.ndarray]) -> np.ndarray:
     found: np.ndarray = np.mean([s / max(float(s.std()), 1e-30) for s in scores], axis=0)
     return found
+
+
+def candidates(matrices: Sequence[Scored], laid: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What there is to choose from: all that is laid, ensembles of the first 2, 3, ... models, sums of named layers."""
+    found = dict(laid)
+    for label, own in across_models(matrices).items():
+        found |= {f"ensemble of {n}: {label}": _mean([laid[m.name] for m in own[:n]]) for n in range(2, len(own) + 1)}
+    parts: dict[tuple[str, str, str], list[Scored]] = {}
+    for m in matrices:
+        if m.matrix.module:
+            parts.setdefault((str(m.run), m.matrix.strategy, m.matrix.damping), []).append(m)
+    return found | {" + ".join(m.name for m in own): sum_of([laid[m.name] for m in own]) for own in parts.values()}

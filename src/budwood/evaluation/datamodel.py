@@ -16,7 +16,7 @@ from budwood.data.batch import seed_of
 from budwood.engine.jobs import Job
 from budwood.errors import StoreError
 from budwood.evaluation import lds
-from budwood.evaluation.combined import across_models, ensembles
+from budwood.evaluation.combined import across_models, candidates, ensembles
 from budwood.evaluation.fleet import Fleet, check_some
 from budwood.evaluation.matrices import Scored, common_queries, open_scores
 from budwood.evaluation.retrain import outcome
@@ -63,7 +63,7 @@ def validate_lds(session: Session) -> dict[str, Any]:
         metrics["base_seeds"] = _spread(matrices, results)
         _draw(session, truth, laid, metrics)
     if cfg.tune:
-        choice = lds.tune(truth, laid, cfg.seed)
+        choice = lds.tune(truth, candidates(matrices, laid), cfg.seed)
         metrics["tune"] = {
             "chosen": choice.chosen,
             "by_fold": list(choice.by_fold),
