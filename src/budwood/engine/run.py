@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from budwood.engine.jobs import Job
@@ -19,6 +20,14 @@ class Wish(Protocol):
     @property
     def workers(self) -> int:
         """Jobs at a time."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """The same, said without settings."""
+
+    engine: str = "local"
+    workers: int = 1
 
 
 def run_all(jobs: Sequence[Job], wish: Wish, finished: Callable[[Job], None] = lambda job: None) -> None:
