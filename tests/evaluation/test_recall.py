@@ -16,7 +16,7 @@ from tests.evaluation.conftest import Place
 
 
 def copies(tuned: Place, path: Path, quality: float) -> Path:
-    """Scores of the first 12 training rows as queries: best on the row itself, `quality` on the next, noise elsewhere."""
+    """Scores of the first 12 training rows as queries: best on itself, `quality` two rows on, noise elsewhere."""
     score_QN = np.random.default_rng(0).normal(size=(12, len(tuned.train_ids)))
     score_QN[np.arange(12), np.arange(12)] += 100
     score_QN[np.arange(12), np.arange(12) + 2] += quality

@@ -1,7 +1,7 @@
 """`validate recall`: do scores find rows known to be the source, and do they behave as scores should?
 
-Known sources are training rows with the query's own text (planted copies), or a list given for paraphrases. A query that
-is a training row is neither its own source nor in the way of others.
+Known sources are training rows with the query's own text (planted copies), or a list given for paraphrases. A query
+that is a training row is neither its own source nor in the way of others.
 Shapes: Q queries, N training rows, K first rows.
 """
 
@@ -68,8 +68,8 @@ def sources(task: Task, queries: Sequence[str], cfg: RecallConfig) -> dict[str, 
     found = {q: own - {q} for q, own in found.items()}
     if not any(found.values()):
         raise DataError(
-            f"No query has a known source among the other training rows of '{task.name}'. Score queries that are copies "
-            "of training rows, or list sources with --sources FILE.json."
+            f"No query has a known source among the other training rows of '{task.name}'. Score queries that are "
+            "copies of training rows, or list sources with --sources FILE.json."
         )
     return found
 
