@@ -32,6 +32,7 @@ class Fleet:
         """The fleet of the fine-tune run a session was given; without queries, the first rows reported on."""
         model = session.models[0]
         recipe = Recipe.of_run(model.run, model.text)
+        recipe.model()  # a changed base is refused now, not by the first worker
         task = same_task(recipe, model.text, session.task)
         asked = list(queries) or [r.id for r in task.rows(task.reported)[:first]]
         return cls(recipe.asking(asked), task, session.run.file("retrains"), session.cfg)
