@@ -6,7 +6,8 @@ Shapes: Q queries, N training rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +32,9 @@ RANDOM = "random of the label"
 
 def validate_counterfactual(session: Session) -> dict[str, Any]:
     """Flips by rows removed, for every matrix and for random rows of the same label."""
-    study = _study(session)
-    found = study.search()
+    with _study(session) as study:
+        found = study.search()
+        group = {"group": study.group()} if session.cfg.together else {}
     results = []
     for name, first in found.items():
         for k in study.counts:
@@ -41,8 +43,6 @@ def validate_counterfactual(session: Session) -> dict[str, Any]:
             row = {"scores": name, "k": k, "flipped": flipped, "targets": len(first), "low": low, "high": high}
             results.append({**row, "share": flipped / len(first)})
     most = next(r["share"] for r in results if r["k"] == study.counts[-1])
-    group = {"group": study.group()} if session.cfg.together else {}
-    # what was retrained and lost is known only now
     metrics = {**study.facts(), "metric": "share_flipped", "score": most, "results": results, **group}
     with drawing() as axes:
         title = f"Rows removed and predictions flipped, {session.models[0].name} on {session.task.name}"
@@ -52,8 +52,8 @@ def validate_counterfactual(session: Session) -> dict[str, Any]:
 
 def validate_brittleness(session: Session) -> dict[str, Any]:
     """The smallest removal that flips each target, for every matrix and for random rows of the same label."""
-    study = _study(session)
-    found = study.search()
+    with _study(session) as study:
+        found = study.search()
     results = []
     for name, first in found.items():
         known = [k for k in first if k is not None]
@@ -193,13 +193,21 @@ def flipped(wrong: Sequence[bool], repeats: int) -> bool | None:
     return None if sum(wrong) + repeats - len(wrong) > half else False
 
 
-def _study(session: Session) -> Study:
-    cfg: RemovalConfig = session.cfg
-    matrices = open_scores(cfg.scores, cfg.only)
+@contextlib.contextmanager
+def _study(session: Session) -> Iterator[Study]:
+    """A study whose workers stay until the block ends."""
+    matrices = open_scores(session.cfg.scores, session.cfg.only)
     queries = common_queries(matrices)
     fleet = Fleet.of(session, queries)
     laid = {m.name: m.aligned(queries, fleet.train_ids) for m in matrices}
-    rows = len(fleet.train_ids)
+    removals(session.cfg.remove, len(fleet.train_ids))  # refused before any worker is started
+    with fleet.standing() as fleet:
+        yield _prepared(session, fleet, laid)
+
+
+def _prepared(session: Session, fleet: Fleet, laid: Mapping[str, np.ndarray]) -> Study:
+    cfg: RemovalConfig = session.cfg
+    queries, rows = fleet.recipe.queries, len(fleet.train_ids)
     counts = removals(cfg.remove, rows)
     jobs = [fleet.wanted(np.ones(rows, dtype=bool), r, "base") for r in range(cfg.base_seeds)]
     with session.progress.stage("base", len(jobs), sum(j.done for j in jobs)) as bar:

@@ -84,7 +84,8 @@ def _truth(session: Session, matrices: Sequence[Scored]) -> Truth:
     fleet = Fleet.of(session, asked, cfg.queries)
     for m in matrices:
         m.aligned([], fleet.train_ids)  # other rows are refused now, not after an hour
-    truth = grow(session, fleet, matrices)
+    with fleet.standing() as fleet:
+        truth = grow(session, fleet, matrices)
     write_truth(session.run.file("truth"), truth)
     for file in fleet.directory.glob("*.safetensors"):
         file.unlink()
