@@ -67,6 +67,14 @@ def test_the_ceiling_bounds_the_true_scores() -> None:
     assert lds.ceiling(world(repeats=1)[0]) is None
 
 
+def test_what_a_seed_does_to_all_subsets_alike_is_no_noise() -> None:
+    truth, _ = world(noise=2.0, subsets=6, repeats=40)
+    shift_RQ = np.random.default_rng(6).normal(scale=50, size=truth.margin_SRQ.shape[1:])
+    shifted = Truth(truth.mask_SN, truth.margin_SRQ + shift_RQ)
+    assert lds.noise(shifted) == pytest.approx(lds.noise(truth), rel=1e-9)
+    assert lds.noise(shifted) == pytest.approx(2.0, rel=0.05)
+
+
 def test_paired_difference_is_sharper_than_the_two_intervals() -> None:
     truth, effect_QN = world(noise=4.0)
     near = effect_QN + 0.1 * np.random.default_rng(2).normal(size=effect_QN.shape)

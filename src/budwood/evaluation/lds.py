@@ -133,11 +133,17 @@ def ceiling(truth: Truth) -> float | None:
 
 
 def noise(truth: Truth) -> float | None:
-    """Standard deviation of a margin over retrains on the same subset, averaged over subsets and queries."""
-    if truth.margin_SRQ.shape[1] < 2:
+    """Standard deviation of a margin over retrains on the same subset, averaged over subsets and queries.
+
+    The r-th retrains of all subsets share a seed; what that seed does to all of them alike changes no ranking and is
+    taken out first.
+    """
+    subsets, repeats, _ = truth.margin_SRQ.shape
+    if repeats < 2 or subsets < 2:
         return None
     with np.errstate(all="ignore"):
-        return float(np.sqrt(np.nanmean(np.nanvar(truth.margin_SRQ, axis=1, ddof=1))))
+        own_SRQ = truth.margin_SRQ - np.nanmean(truth.margin_SRQ, axis=0)
+        return float(np.sqrt(np.nanmean(np.nanvar(own_SRQ, axis=1, ddof=1)) * subsets / (subsets - 1)))
 
 
 @dataclass(frozen=True)
