@@ -114,6 +114,19 @@ def test_counterfactual_and_brittleness_end_to_end(tuned: Place, tmp_path: Path,
     assert code == 0 and "never" in out and RANDOM in out, err
 
 
+def test_dry_run_tells_what_is_expected_and_the_most(tuned: Place, tmp_path: Path, budwood: Callable[..., Any]) -> None:
+    few = ["--remove", "5,10,15,20", "--targets", 2, "--base-seeds", 2, "--repeats", 1, "--dry-run", "--json"]
+    words = ["validate", "counterfactual", *tuned.words, *few, "--scores", tuned.scores(tmp_path / "s")]
+    code, out, err = budwood(*words)
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["retrains"], found["retrains_at_most"]) == (2 + 12, 2 + 2 * 2 * 4)
+    more = found["seconds_at_most"] - found["seconds"]
+    assert more == pytest.approx(4 * found["seconds_each"], abs=0.11)  # both are rounded to a tenth
+    halving = json.loads(budwood(*words, "--bisect")[1])
+    assert halving["retrains"] == halving["retrains_at_most"] == 2 + 2 * 2 * 3
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
