@@ -11,7 +11,8 @@ import pytest
 import budwood as bw
 from budwood.capture.features import Ask, store
 from budwood.engine import local, ray
-from budwood.engine.jobs import Job
+from budwood.engine.jobs import Job, JobError
+from budwood.engine.run import Where, run_all
 from tests.cases import write_model
 
 
@@ -20,9 +21,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Functions of the jobs that the Ray engine was given; they run here."""
     seen: list[str] = []
 
-    def pretended(jobs: Sequence[Job], workers: int = 1, **more: Any) -> None:
+    def pretended(jobs: Sequence[Job], workers: int, *more: Any) -> None:
         seen.extend(sorted({job.function for job in jobs}))
-        local.run_jobs(jobs, 1, **more)
+        local.run_jobs(jobs, 1, *more)
 
     monkeypatch.setattr(ray, "run_jobs", pretended)
     monkeypatch.setenv("BUDWOOD_CACHE", str(tmp_path / "cache"))
@@ -49,3 +50,10 @@ def test_inject(asked: list[str], tmp_path: Path) -> None:
     few: dict[str, Any] = {"max_steps": 1, "keep_steps": 1, "limit_eval": 8, "keep_rows": 8, "batch_size": 4}
     bw.inject("m", "new.csv", keep="old.csv", retain="none", engine="ray", threads=1, out="kept", **few)
     assert set(asked) == {"budwood.studies.inject:work"}
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_lost_workers_are_replaced_as_often_as_allowed(tmp_path: Path, retries: int) -> None:
+    deadly = Job("tests.engine.test_local:always_die", {}, tmp_path / "doomed.txt")
+    with pytest.raises(JobError, match=("died 1 time\\.", "died 2 times\\.")[retries]):
+        run_all([deadly], Where(workers=2, retries=retries))

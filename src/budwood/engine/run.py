@@ -22,6 +22,10 @@ class Wish(Protocol):
     def workers(self) -> int:
         """Jobs at a time."""
 
+    @property
+    def retries(self) -> int:
+        """Times a job whose worker was lost is tried again."""
+
 
 @dataclass(frozen=True)
 class Where:
@@ -29,6 +33,7 @@ class Where:
 
     engine: str = "local"
     workers: int = 1
+    retries: int = 3
 
 
 @contextlib.contextmanager
@@ -53,6 +58,6 @@ def run_all(
     if wish.engine == "ray":
         from budwood.engine.ray import run_jobs as run_on_ray
 
-        run_on_ray(jobs, wish.workers, finished=finished)
+        run_on_ray(jobs, wish.workers, wish.retries, finished)
     else:
-        run_jobs(jobs, wish.workers, finished=finished, crew=crew)
+        run_jobs(jobs, wish.workers, wish.retries, finished, crew)
