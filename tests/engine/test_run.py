@@ -52,8 +52,7 @@ def test_inject(asked: list[str], tmp_path: Path) -> None:
     assert set(asked) == {"budwood.studies.inject:work"}
 
 
-@pytest.mark.parametrize("retries", [0, 1])
-def test_lost_workers_are_replaced_as_often_as_allowed(tmp_path: Path, retries: int) -> None:
+def test_lost_workers_are_replaced_as_often_as_allowed(tmp_path: Path) -> None:
     deadly = Job("tests.engine.test_local:always_die", {}, tmp_path / "doomed.txt")
-    with pytest.raises(JobError, match=("died 1 time\\.", "died 2 times\\.")[retries]):
-        run_all([deadly], Where(workers=2, retries=retries))
+    with pytest.raises(JobError, match=r"died 1 time\."):
+        run_all([deadly], Where(workers=2, retries=0))

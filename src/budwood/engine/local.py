@@ -73,8 +73,8 @@ def _alone(job: Job, retries: int, finished: Callable[[Job], None]) -> None:
             if not _until_a_death([job], single, finished):
                 return
     raise JobError(
-        f"The worker on {job.output.name} ({job.function}) died {retries + 1} time{'s' * (retries > 0)}. It may need more memory than "
-        "there is: try fewer --workers, or run it alone with --workers 1 to see its error."
+        f"The worker on {job.output.name} ({job.function}) died {retries + 1} time{'s' * (retries > 0)}. It may need "
+        "more memory than there is: try fewer --workers, or run it alone with --workers 1 to see its error."
     )
 
 
