@@ -59,8 +59,9 @@ def _settle(reference: Any, job: Job, retries: int) -> None:
         raise e.cause from e  # the job's own error, as the local engine raises it
     except ray.exceptions.RayError as e:
         raise JobError(
-            f"The worker on {job.output.name} ({job.function}) was lost {retries + 1} time{'s' * (retries > 0)} on the Ray "
-            f"cluster ({type(e).__name__}). It may need more memory than a node has: try fewer --workers, or --engine local."
+            f"The worker on {job.output.name} ({job.function}) was lost {retries + 1} time{'s' * (retries > 0)} on the "
+            f"Ray cluster ({type(e).__name__}). It may need more memory than a node has: try fewer --workers, or "
+            "--engine local."
         ) from e
     until = time.monotonic() + PATIENCE
     while not job.done:
