@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from budwood.engine.jobs import Job, JobError, missing
-from budwood.engine.local import run_jobs
+from budwood.engine.local import Crew, run_jobs
 
 
 def square(arguments: dict[str, Any], part: Path) -> None:
@@ -27,6 +27,10 @@ def die_once(arguments: dict[str, Any], part: Path) -> None:
         flag.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     part.write_text("survived")
+
+
+def who(arguments: dict[str, Any], part: Path) -> None:
+    part.write_text(str(os.getpid()))
 
 
 def stay(arguments: dict[str, Any], part: Path) -> None:
@@ -60,6 +64,22 @@ def test_a_killed_worker_costs_nothing(tmp_path: Path) -> None:
     deadly = Job("tests.engine.test_local:die_once", {"flag": str(tmp_path / "flag")}, tmp_path / "deadly.txt")
     run_jobs([*jobs(tmp_path, 3), deadly], workers=2)
     assert (tmp_path / "deadly.txt").read_text() == "survived" and (tmp_path / "2.txt").read_text() == "4"
+
+
+def test_a_crew_stays_from_list_to_list_and_survives_a_death(tmp_path: Path) -> None:
+    crew = Crew(2)
+    with crew:
+        for turn in range(3):
+            own = [Job("tests.engine.test_local:who", {"x": x}, tmp_path / f"{turn}-{x}.txt") for x in range(2)]
+            run_jobs(own, 2, crew=crew)
+        pids = {int(p.read_text()) for p in tmp_path.glob("*.txt")}
+        assert len(pids) <= 2 and all(map(alive, pids))
+        deadly = Job("tests.engine.test_local:die_once", {"flag": str(tmp_path / "flag")}, tmp_path / "deadly.txt")
+        run_jobs([deadly, *jobs(tmp_path / "more", 2)], 2, crew=crew)
+        assert deadly.output.read_text() == "survived" and missing(jobs(tmp_path / "more", 2)) == []
+        run_jobs([Job("tests.engine.test_local:who", {"x": 9}, tmp_path / "last.txt")], 2, crew=crew)
+        pids.add(int((tmp_path / "last.txt").read_text()))
+    wait_for(lambda: not any(map(alive, pids)))
 
 
 def test_a_job_that_always_dies_is_named(tmp_path: Path) -> None:

@@ -61,6 +61,24 @@ def test_a_jobs_own_error_comes_back(standing: None, tmp_path: Path) -> None:
         engine.run_jobs([Job("tests.engine.test_ray:refuse", {}, tmp_path / "x.txt")])
 
 
+def test_a_file_written_elsewhere_is_said_so(standing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that does not share the directory writes its file on a disk of its own: the job ends well, unseen."""
+    import ray
+
+    monkeypatch.setattr(engine, "PATIENCE", 0.2)
+    with pytest.raises(ConfigError, match="node far-away of the Ray cluster wrote 0.txt, not seen here"):
+        engine._settle(ray.put("far-away"), jobs(tmp_path)[0], 3)
+
+
+def test_a_cluster_without_room_is_not_waited_for(
+    standing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "QUEUE", 0.0)
+    with pytest.raises(ConfigError, match="did not begin a job within 0 s"):
+        engine.run_jobs(jobs(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nonsense"])
 def test_an_address_without_a_cluster_answers_at_once(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

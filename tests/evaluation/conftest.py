@@ -29,11 +29,18 @@ class Place:
     def words(self) -> list[str]:
         return [str(self.run), "--task", str(self.task), "--progress", "none"]
 
-    def scores(self, path: Path, seed: int = 0, dtype: Any = "float32", train: tuple[str, ...] | None = None) -> Path:
+    def scores(
+        self,
+        path: Path,
+        seed: int = 0,
+        dtype: Any = "float32",
+        train: tuple[str, ...] | None = None,
+        facts: Any = None,
+    ) -> Path:
         """A directory of random scores of these rows."""
         train = train or self.train_ids
         values = np.random.default_rng(seed).normal(size=(len(self.query_ids), len(train))).astype(np.float32)
-        with writing_scores(path / "scores", self.query_ids, train) as desk:
+        with writing_scores(path / "scores", self.query_ids, train, facts) as desk:
             desk.put(Matrix("ekfac", "auto", main=True, dtype=dtype), slice(None), slice(None), values)
         return path
 

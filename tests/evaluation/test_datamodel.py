@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from budwood.evaluation.combined import across_models, candidates, ensembles
+from budwood.evaluation.matrices import open_scores
 from budwood.evaluation.truth import read_truth
 from budwood.methods.influence.scores import Matrix, writing_scores
 from tests.evaluation.conftest import Place
@@ -75,6 +77,44 @@ def test_half_precision_is_a_row_of_its_own(tuned: Place, tmp_path: Path, budwoo
     code, out, err = budwood(*words, "--json")
     assert code == 0, err
     assert [r["scores"] for r in json.loads(out)["results"]] == ["ekfac", "ekfac (bfloat16)"]
+
+
+def test_runs_of_one_name_are_told_apart(tuned: Place, tmp_path: Path, budwood: Callable[..., Any]) -> None:
+    paths = [tuned.scores(tmp_path / d / "s", i) for i, d in enumerate("xy")]
+    words = ["validate", "lds", *tuned.words, *FEW, "--ensemble", "--scores", ",".join(map(str, paths))]
+    code, out, err = budwood(*words, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    x, y, both = found["results"]
+    assert [x["scores"], y["scores"], both["scores"]] == ["x/s:ekfac", "y/s:ekfac", "ensemble of 2: ekfac"]
+    assert x["lds"] != y["lds"] != both["lds"] and found["base_seeds"][0]["sd"] > 0
+
+
+def test_copies_of_one_model_are_no_ensemble(tuned: Place, tmp_path: Path) -> None:
+    hashes = {"a": "1", "copy": "1", "half": "1", "b": "2"}
+    for seed, (name, known) in enumerate(hashes.items()):
+        tuned.scores(tmp_path / name, seed, "bfloat16" if name == "half" else "float32", facts={"model_hash": known})
+    matrices = open_scores([tmp_path / name for name in hashes])
+    laid = {m.name: m.scores.whole(m.matrix) for m in matrices}
+    own = across_models(matrices)
+    assert {label: [m.name for m in ms] for label, ms in own.items()} == {"ekfac": ["a:ekfac", "b:ekfac"]}
+    scaled = [laid[n] / laid[n].std() for n in ("a:ekfac", "b:ekfac")]
+    assert np.allclose(ensembles(matrices, laid)["ensemble of 2: ekfac"], np.mean(scaled, axis=0))
+
+
+def test_tuning_may_choose_fewer_runs_and_sums_of_layers(tuned: Place, tmp_path: Path) -> None:
+    paths = [tuned.scores(tmp_path / name, seed) for seed, name in enumerate("abc")]
+    rng, shape = np.random.default_rng(9), (len(tuned.query_ids), len(tuned.train_ids))
+    with writing_scores(tmp_path / "layers" / "scores", tuned.query_ids, tuned.train_ids) as desk:
+        for module in ("layer.0", "layer.1"):
+            desk.put(Matrix("kfac", "auto", module), slice(None), slice(None), rng.normal(size=shape))
+    matrices = open_scores([*paths, tmp_path / "layers"], ["ekfac", "kfac@auto.layer.0", "kfac@auto.layer.1"])
+    laid = {m.name: m.scores.whole(m.matrix) for m in matrices}
+    found = candidates(matrices, laid)
+    total = "kfac@auto.layer.0 + kfac@auto.layer.1"
+    assert set(found) - set(laid) == {"ensemble of 2: ekfac", "ensemble of 3: ekfac", total}
+    assert np.allclose(found[total], laid["kfac@auto.layer.0"] + laid["kfac@auto.layer.1"])
+    assert np.array_equal(found["ensemble of 3: ekfac"], ensembles(matrices, laid)["ensemble of 3: ekfac"])
 
 
 def test_tune_chooses_among_dampings(tuned: Place, tmp_path: Path, budwood: Callable[..., Any]) -> None:

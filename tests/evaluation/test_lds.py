@@ -67,6 +67,14 @@ def test_the_ceiling_bounds_the_true_scores() -> None:
     assert lds.ceiling(world(repeats=1)[0]) is None
 
 
+def test_what_a_seed_does_to_all_subsets_alike_is_no_noise() -> None:
+    truth, _ = world(noise=2.0, subsets=6, repeats=40)
+    shift_RQ = np.random.default_rng(6).normal(scale=50, size=truth.margin_SRQ.shape[1:])
+    shifted = Truth(truth.mask_SN, truth.margin_SRQ + shift_RQ)
+    assert lds.noise(shifted) == pytest.approx(lds.noise(truth), rel=1e-9)
+    assert lds.noise(shifted) == pytest.approx(2.0, rel=0.05)
+
+
 def test_paired_difference_is_sharper_than_the_two_intervals() -> None:
     truth, effect_QN = world(noise=4.0)
     near = effect_QN + 0.1 * np.random.default_rng(2).normal(size=effect_QN.shape)
@@ -94,6 +102,15 @@ def test_tuning_reports_on_unseen_subsets() -> None:
     assert found.unseen.value == pytest.approx(lds.lds(truth, effect_QN).value, abs=0.05)
     lucky = lds.tune(truth, others)  # nothing to find: the choice must not look good on what it did not see
     assert abs(lucky.unseen.value) < 0.1
+
+
+def test_tuning_knows_that_its_parts_share_their_queries() -> None:
+    """Queries that differ in how well they are foreseen make most of the error, and no part escapes it."""
+    truth, effect_QN = world(noise=1.0, subsets=200)
+    noise_QN = np.random.default_rng(4).normal(size=effect_QN.shape)
+    share_Q1 = np.linspace(0, 1, len(effect_QN))[:, None]
+    uneven = {"uneven": share_Q1 * effect_QN + (1 - share_Q1) * noise_QN}
+    assert lds.tune(truth, uneven).unseen.se == pytest.approx(lds.lds(truth, uneven["uneven"]).se, rel=0.15)
 
 
 def test_too_few_subsets_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 
 from budwood.errors import ConfigError
 from budwood.evaluation.counterfactual import RANDOM, Study, removals, same_label
+from budwood.evaluation.retrain import Outcome
 from budwood.linalg.metrics import accuracy_interval
+from budwood.store.progress import Progress
 from tests.evaluation.conftest import Place
 
 
@@ -44,16 +47,51 @@ class Pretended(Study):
 
 @pytest.mark.parametrize("bisect", [False, True])
 def test_both_searches_find_the_smallest_removal(bisect: bool, tmp_path: Path) -> None:
-    from types import SimpleNamespace
-
-    from budwood.store.progress import Progress
-
     session: Any = SimpleNamespace(cfg=SimpleNamespace(bisect=bisect, repeats=1), progress=Progress())
     nothing = np.zeros((3, 1), int)
     counts = [10, 20, 30, 40, 50, 60, 70, 80]
     study = Pretended(session, None, counts, [0, 1, 2], {"a": nothing}, {}, np.zeros(3), 1.0)  # type: ignore[arg-type]
     assert study.search() == {"a": [10, 40, None]}
     assert study.retrained <= 12 if bisect else study.retrained == 1 + 4 + 8
+
+
+class PretendedFleet:
+    """Retrains whose outcomes are given by how many rows were removed: right, wrong, or diverged (None)."""
+
+    recipe = SimpleNamespace(queries=("q0", "q1"))
+    train_ids = tuple(map(str, range(10)))
+
+    def __init__(self, answers: dict[int, list[bool | None]]) -> None:
+        self.answers, self.rounds = answers, 0
+
+    def wanted(self, kept_N: np.ndarray, repeat: int, kind: str) -> Any:
+        return SimpleNamespace(output=(kept_N.tobytes(), repeat), gone=int((~kept_N).sum()), repeat=repeat, done=False)
+
+    def run(self, jobs: Any, finished: Any) -> None:
+        self.rounds += 1
+
+    def outcomes(self, jobs: Any) -> list[Outcome]:
+        said = [self.answers[j.gone][j.repeat] for j in jobs]
+        margin = {None: np.nan, True: 1.0, False: -1.0}
+        return [Outcome(np.full(2, margin[a]), np.full(2, a is True), None) for a in said]
+
+
+def test_diverged_retrains_neither_flip_nor_hide() -> None:
+    cfg = SimpleNamespace(bisect=False, repeats=3)
+    session: Any = SimpleNamespace(cfg=cfg, progress=Progress())
+    fleet: Any = PretendedFleet({2: [None, False, None], 4: [False, None, False]})
+    order = np.arange(10)
+    study = Study(session, fleet, [2, 4], [1], {"a": order[None]}, {"a": order}, np.ones(2), 1.0, ["base model 1"], 3)
+    assert study.search() == {"a": [4]}  # one wrong of one answer is no majority of three
+    facts = study.facts()
+    assert facts["undecided"] == [{"scores": "a", "target": "q1", "k": 2}]
+    assert facts["diverged"] == 4 and facts["retrains"] == 3 + 6
+    lost = [f"without {k} rows of a for q1, retrain {r}" for k, r in ((2, 0), (2, 2), (4, 1))]
+    assert facts["diverged_names"] == ["base model 1", *lost]
+    before = fleet.rounds
+    assert [row["margin_drop"] for row in study.group()] == [2.0, 2.0]
+    assert fleet.rounds == before + 1  # all removals at once
+    assert study.facts()["diverged"] == 4 + 3 and study.facts()["retrains"] == 9 + 6
 
 
 def test_counterfactual_and_brittleness_end_to_end(tuned: Place, tmp_path: Path, budwood: Callable[..., Any]) -> None:
@@ -70,9 +108,23 @@ def test_counterfactual_and_brittleness_end_to_end(tuned: Place, tmp_path: Path,
         assert r["targets"] == 2 and [r["low"], r["high"]] == list(accuracy_interval(r["flipped"], 2))
     assert found["results"][0]["flipped"] <= found["results"][1]["flipped"]  # a smaller removal counts for larger ones
     assert {g["scores"] for g in found["group"]} == {"ekfac", "random rows"}
+    assert found["undecided"] == found["diverged_names"] == [] and found["retrains"] >= 2 + 2 * 2 * 2
     assert (Path(found["run"]) / "figures" / "flips.png").exists()
     code, out, err = budwood("validate", "brittleness", *tuned.words, *few, "--bisect")
     assert code == 0 and "never" in out and RANDOM in out, err
+
+
+def test_dry_run_tells_what_is_expected_and_the_most(tuned: Place, tmp_path: Path, budwood: Callable[..., Any]) -> None:
+    few = ["--remove", "5,10,15,20", "--targets", 2, "--base-seeds", 2, "--repeats", 1, "--dry-run", "--json"]
+    words = ["validate", "counterfactual", *tuned.words, *few, "--scores", tuned.scores(tmp_path / "s")]
+    code, out, err = budwood(*words)
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["retrains"], found["retrains_at_most"]) == (2 + 12, 2 + 2 * 2 * 4)
+    more = found["seconds_at_most"] - found["seconds"]
+    assert more == pytest.approx(4 * found["seconds_each"], abs=0.11)  # both are rounded to a tenth
+    halving = json.loads(budwood(*words, "--bisect")[1])
+    assert halving["retrains"] == halving["retrains_at_most"] == 2 + 2 * 2 * 3
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from budwood.engine.jobs import Job
 from budwood.engine.local import run_jobs
@@ -44,8 +48,6 @@ def test_the_same_retrain_gives_the_same_bytes_whatever_came_before(tuned: Place
 
 def test_rows_left_out_do_not_matter(tuned: Place, tmp_path: Path) -> None:
     """Training on a subset equals fine-tuning on a task that has only those rows."""
-    from dataclasses import replace
-
     from budwood.evaluation import retrain as module
 
     recipe, kept_N = recipe_of(tuned), np.arange(len(tuned.train_ids)) < 40
@@ -79,10 +81,31 @@ def test_what_cannot_be_retrained_is_refused(tuned: Place, tmp_path: Path) -> No
         find_rows(recipe.task(), ["nobody"])
 
 
+def test_a_base_that_changed_is_refused(tuned: Place, tmp_path: Path) -> None:
+    manifest = json.loads((tuned.run / "run.json").read_text())
+    base = tmp_path / "base"
+    shutil.copytree(manifest["models"][0], base)
+    (tmp_path / "run.json").write_text(json.dumps({**manifest, "models": [str(base)]}))
+    recipe = Recipe.of_run(tmp_path, "tuned")
+    assert recipe.model().path == base  # the same files elsewhere are the same base
+    weights = load_file(base / "model.safetensors")
+    name = next(iter(weights))
+    save_file({**weights, name: weights[name] + 1}, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match="not the one the run was trained from"):
+        recipe.model()
+    kept_N = np.ones(len(tuned.train_ids), dtype=bool)
+    other = Recipe.of_run(tuned.run, "tuned")
+    assert job(other, kept_N, 0, tmp_path).key != job(replace(other, weights="other"), kept_N, 0, tmp_path).key
+
+
+def test_the_base_is_opened_as_the_run_opened_it(tuned: Place) -> None:
+    recipe = recipe_of(tuned)
+    trusted = replace(recipe, settings={**recipe.settings, "trust_remote_code": True, "force": True}).model()
+    assert trusted.trust_remote_code and trusted.force and not recipe.model().force
+
+
 @pytest.mark.parametrize("freeze", [("embeddings", "layers:2"), ("embeddings", "layers:3")])
 def test_frozen_layers_are_run_once_and_give_the_same(tuned: Place, tmp_path: Path, freeze: tuple[str, ...]) -> None:
-    from dataclasses import replace
-
     from budwood.evaluation import retrain as module
 
     recipe = recipe_of(tuned)

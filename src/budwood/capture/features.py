@@ -29,7 +29,7 @@ from budwood.data.opened import Key
 from budwood.data.source import load_task
 from budwood.data.task import Task
 from budwood.engine.jobs import Job
-from budwood.engine.local import run_jobs
+from budwood.engine.run import Where, run_all
 from budwood.errors import DataError, ModelError
 from budwood.models.identity import model_hash
 from budwood.models.load import load, random_weights
@@ -174,6 +174,7 @@ def store(
     workers: int = 1,
     started: Callable[[int, int], Callable[[int], None]] = lambda total, done: lambda n: None,
     most_bytes: float = math.inf,
+    engine: str = "local",
 ) -> Stored:
     """The features asked for: read from disk where they were made before, else made, shard by shard.
 
@@ -194,7 +195,7 @@ def store(
         for i in range(count)
     ]
     advance = started(len(plan.encoded), sum(SHARD for j in jobs if j.done))
-    run_jobs(jobs, workers, finished=lambda job: advance(SHARD))
+    run_all(jobs, Where(engine, workers), lambda job: advance(SHARD))
     about = {"model": ask.model, "split": ask.split, "kind": ask.kind, "layers": plan.layers}
     if not (plan.directory / "about.json").exists():
         write_json(plan.directory / "about.json", about)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from budwood.cli.show import grid, serve, summary
 from budwood.config.validate import LdsConfig, MislabelConfig, RecallConfig, RemovalConfig
 from budwood.studies.verbs import run_verb
 
-# tables that a verb prints beside its numbers: key of the metrics, columns
+# tables that a verb prints beside its numbers: key of the metrics, columns (as globs)
 TABLES = {
     "results": (
         *("scores", "lds", "low", "high", "above_random", "k", "removed", "flipped", "targets", "margin_drop"),
@@ -23,9 +24,11 @@ TABLES = {
             "found_in_top_20",
             "found_in_top_10",
             "detection_area",
+            "recall_at_*",
             "mrr",
             "same_class",
             "distinct_in_top",
+            "randomised",
         ),
     ),
     "differences": ("first", "second", "value", "low", "high"),
@@ -113,7 +116,8 @@ def tables(metrics: Mapping[str, Any]) -> str:
     for key, columns in TABLES.items():
         rows = metrics.get(key)
         if rows:
-            text += f"\n{key}\n{grid(rows, [c for c in columns if c in rows[0]])}\n"
+            there = [name for column in columns for name in fnmatch.filter(rows[0], column)]
+            text += f"\n{key}\n{grid(rows, there)}\n"
     tuned = metrics.get("tune")
     if tuned:
         text += (

@@ -88,7 +88,7 @@ NEUTRAL = frozenset(
             "test_file",
             "trust_remote_code",
         ),
-        *("eval_batch_size", "engine", "workers", "parallel", "feature_budget"),
+        *("eval_batch_size", "engine", "workers", "retries", "parallel", "feature_budget"),
     }
 )
 
@@ -100,3 +100,6 @@ class JobsConfig(Config):
         "local", description="Where jobs run: on this machine, or on the Ray cluster at $RAY_ADDRESS (else its own)."
     )
     workers: Annotated[int, Parameter(group=RUNNING)] = Field(1, ge=1, description="Jobs at a time.")
+    retries: Annotated[int, Parameter(group=RUNNING)] = Field(
+        3, ge=0, description="Times a job is tried again when its worker is lost."
+    )

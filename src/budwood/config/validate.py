@@ -50,7 +50,7 @@ class LdsConfig(ScoredConfig, DataConfig, JobsConfig, RunConfig):
         False, description="Choose among all matrices by score, reported on subsets the choice did not see."
     )
     ensemble: Annotated[Switch, Parameter(group=VALIDATION)] = Field(
-        False, description="Also the mean of equally named matrices of all runs given."
+        False, description="Also the mean of equally named matrices of runs of different models."
     )
     queries: Annotated[int | None, Parameter(group=VALIDATION)] = Field(
         None, ge=1, description="First rows of the reported split to measure; default: the queries of the scores."

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Any
 from budwood.engine.jobs import Job, JobError, call, missing
 from budwood.errors import ConfigError
 
-PATIENCE = 5.0  # seconds a cluster may take to answer
+PATIENCE = 5.0  # seconds a cluster may take to answer, and a written file to be seen over the network
+QUEUE = 300.0  # seconds a cluster may take to find room for the first, tiny job
 STARTS = 4  # tries to start one
 
 
@@ -52,23 +54,30 @@ def _settle(reference: Any, job: Job, retries: int) -> None:
     import ray
 
     try:
-        ray.get(reference)
+        node = ray.get(reference)
     except ray.exceptions.RayTaskError as e:
         raise e.cause from e  # the job's own error, as the local engine raises it
     except ray.exceptions.RayError as e:
         raise JobError(
-            f"The worker on {job.output.name} ({job.function}) was lost {retries + 1} times on the Ray cluster "
-            f"({type(e).__name__}). It may need more memory than a node has: try fewer --workers, or --engine local."
+            f"The worker on {job.output.name} ({job.function}) was lost {retries + 1} time{'s' * (retries > 0)} on the "
+            f"Ray cluster ({type(e).__name__}). It may need more memory than a node has: try fewer --workers, or "
+            "--engine local."
         ) from e
+    until = time.monotonic() + PATIENCE
+    while not job.done:
+        if time.monotonic() > until:
+            raise _unseen(job.output.parent, f"node {node} of the Ray cluster wrote {job.output.name}, not seen here")
+        time.sleep(0.1)
 
 
 def _work(where: tuple[str, list[str]], function: str, arguments: dict[str, Any], output: str) -> str:
-    """In a worker: the driver's directory and import path, one thread, then the job as anywhere else."""
+    """In a worker: the driver's directory and import path, one thread, then the job as anywhere; returns the node."""
     directory, path = where
     if Path(directory).is_dir():
         os.chdir(directory)
     sys.path[:0] = [p for p in path if p not in sys.path]
-    return call(function, arguments, output)
+    call(function, arguments, output)
+    return socket.gethostname()
 
 
 @contextlib.contextmanager
@@ -151,15 +160,23 @@ def _check_storage(directory: Path) -> None:
     note = directory.resolve() / f".seen-{uuid.uuid4().hex}"
     note.touch()
     try:
-        seen = ray.get(ray.remote(num_cpus=1)(_sees).remote(str(note)))
+        seen, node = ray.get(ray.remote(num_cpus=1)(_sees).remote(str(note)), timeout=QUEUE)
+    except ray.exceptions.GetTimeoutError as e:
+        raise ConfigError(
+            f"The Ray cluster did not begin a job within {QUEUE:g} s: none of its CPUs is free, or it has none. See "
+            "`ray status`, try again later, or use --engine local."
+        ) from e
     finally:
         note.unlink(missing_ok=True)
     if not seen:
-        raise ConfigError(
-            f"The workers of the Ray cluster do not see {directory.resolve()}. Give an --out that every node "
-            "mounts at the same path."
-        )
+        raise _unseen(directory, f"node {node} of the Ray cluster does not see what is written here")
 
 
-def _sees(path: str) -> bool:
-    return Path(path).exists()
+def _unseen(directory: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"{directory.resolve()} is not shared: {what}. Give an --out that every node mounts at the same path."
+    )
+
+
+def _sees(path: str) -> tuple[bool, str]:
+    return Path(path).exists(), socket.gethostname()

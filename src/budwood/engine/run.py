@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from budwood.engine.jobs import Job
-from budwood.engine.local import run_jobs
+from budwood.engine.local import Crew, run_jobs
 
 
 class Wish(Protocol):
@@ -20,12 +22,42 @@ class Wish(Protocol):
     def workers(self) -> int:
         """Jobs at a time."""
 
+    @property
+    def retries(self) -> int:
+        """Times a job whose worker was lost is tried again."""
 
-def run_all(jobs: Sequence[Job], wish: Wish, finished: Callable[[Job], None] = lambda job: None) -> None:
+
+@dataclass(frozen=True)
+class Where:
+    """The same, said without settings."""
+
+    engine: str = "local"
+    workers: int = 1
+    retries: int = 3
+
+
+@contextlib.contextmanager
+def standing(wish: Wish) -> Iterator[Crew | None]:
+    """Workers that stay for all lists of jobs of the block: to be given to `run_all`. On Ray the cluster stays."""
+    if wish.engine == "ray":
+        from budwood.engine.ray import cluster
+
+        with cluster(wish.workers):
+            yield None
+    elif wish.workers > 1:
+        with Crew(wish.workers) as crew:
+            yield crew
+    else:
+        yield None
+
+
+def run_all(
+    jobs: Sequence[Job], wish: Wish, finished: Callable[[Job], None] = lambda job: None, crew: Crew | None = None
+) -> None:
     """Bring every job's file into being, wherever the settings say."""
     if wish.engine == "ray":
         from budwood.engine.ray import run_jobs as run_on_ray
 
-        run_on_ray(jobs, wish.workers, finished=finished)
+        run_on_ray(jobs, wish.workers, wish.retries, finished)
     else:
-        run_jobs(jobs, wish.workers, finished=finished)
+        run_jobs(jobs, wish.workers, wish.retries, finished, crew)

@@ -6,7 +6,8 @@ Shapes: Q queries, N training rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from budwood.engine.jobs import Job
 from budwood.errors import ConfigError, StoreError
 from budwood.evaluation.fleet import Fleet, check_some
 from budwood.evaluation.matrices import common_queries, open_scores
-from budwood.evaluation.retrain import find_rows, outcome
+from budwood.evaluation.retrain import Outcome, find_rows, outcome
 from budwood.figures.removal import flip_curves, smallest_bars
 from budwood.figures.save import drawing, save
 from budwood.linalg.metrics import accuracy_interval
@@ -31,8 +32,9 @@ RANDOM = "random of the label"
 
 def validate_counterfactual(session: Session) -> dict[str, Any]:
     """Flips by rows removed, for every matrix and for random rows of the same label."""
-    study = _study(session)
-    found = study.search()
+    with _study(session) as study:
+        found = study.search()
+        group = {"group": study.group()} if session.cfg.together else {}
     results = []
     for name, first in found.items():
         for k in study.counts:
@@ -41,9 +43,7 @@ def validate_counterfactual(session: Session) -> dict[str, Any]:
             row = {"scores": name, "k": k, "flipped": flipped, "targets": len(first), "low": low, "high": high}
             results.append({**row, "share": flipped / len(first)})
     most = next(r["share"] for r in results if r["k"] == study.counts[-1])
-    metrics = {**study.facts(), "metric": "share_flipped", "score": most, "results": results}
-    if session.cfg.together:
-        metrics["group"] = study.group()
+    metrics = {**study.facts(), "metric": "share_flipped", "score": most, "results": results, **group}
     with drawing() as axes:
         title = f"Rows removed and predictions flipped, {session.models[0].name} on {session.task.name}"
         save(axes.figure, session.run.file("figures", "flips"), flip_curves(axes, results, title))
@@ -52,8 +52,8 @@ def validate_counterfactual(session: Session) -> dict[str, Any]:
 
 def validate_brittleness(session: Session) -> dict[str, Any]:
     """The smallest removal that flips each target, for every matrix and for random rows of the same label."""
-    study = _study(session)
-    found = study.search()
+    with _study(session) as study:
+        found = study.search()
     results = []
     for name, first in found.items():
         known = [k for k in first if k is not None]
@@ -80,9 +80,10 @@ class Study:
     group_order: Mapping[str, np.ndarray]
     base_margin_Q: np.ndarray
     base_accuracy: float
-    diverged: int = 0
+    diverged: list[str] = field(default_factory=list)
     retrained: int = 0
     _flips: dict[tuple[str, int, int], bool] = field(default_factory=dict)
+    _undecided: list[dict[str, Any]] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
         """What every table of this study carries."""
@@ -93,7 +94,9 @@ class Study:
             "train_rows": len(self.fleet.train_ids),
             "base_accuracy": self.base_accuracy,
             "retrains": self.retrained,
-            "diverged": self.diverged,
+            "diverged": len(self.diverged),
+            "diverged_names": self.diverged[:50],
+            "undecided": self._undecided,
             "removed": self.counts,
             "seeds": self.session.cfg.repeats,
         }
@@ -128,7 +131,7 @@ class Study:
 
     def _ask(self, asked: Mapping[tuple[str, int], int], bar: Any) -> None:
         """Retrain without the rows in question, for all open (way, target) at once."""
-        repeats = self.session.cfg.repeats
+        repeats, queries = self.session.cfg.repeats, self.fleet.recipe.queries
         jobs: dict[tuple[str, int, int], list[Job]] = {}
         for (way, t), at in asked.items():
             kept_N = self._without(self.order[way][t], self.counts[at])
@@ -137,12 +140,19 @@ class Study:
         note = f"{sum(self._flips.values())} flips so far"
         self.fleet.run(todo, lambda job: bar.advance(1, note))
         self.retrained += len({j.output for j in todo})
-        for key, own in jobs.items():
-            query = self.targets[key[1]]
-            said = [o for o in self.fleet.outcomes(own) if not o.diverged]
-            self.diverged += len(own) - len(said)
-            wrong = sum(not o.correct_Q[query] for o in said)
-            self._flips[key] = 2 * wrong > len(said) > 0
+        for (way, t, at), own in jobs.items():
+            query, k = self.targets[t], self.counts[at]
+            said = self._said(own, f"without {k} rows of {way} for {queries[query]}")
+            found = flipped([not o.correct_Q[query] for o in said], repeats)
+            self._flips[(way, t, at)] = bool(found)
+            if found is None:
+                self._undecided.append({"scores": way, "target": queries[query], "k": k})
+
+    def _said(self, jobs: Sequence[Job], what: str) -> list[Outcome]:
+        """Outcomes of the retrains of one removal that did not diverge; those that did are named."""
+        outcomes = self.fleet.outcomes(jobs)
+        self.diverged += [f"{what}, retrain {r}" for r, o in enumerate(outcomes) if o.diverged]
+        return [o for o in outcomes if not o.diverged]
 
     def _without(self, order_N: np.ndarray, count: int) -> np.ndarray:
         kept_N = np.ones(len(self.fleet.train_ids), dtype=bool)
@@ -151,37 +161,60 @@ class Study:
 
     def group(self) -> list[dict[str, Any]]:
         """The fall of the mean margin over all queries when the rows that help them all are removed together."""
+        repeats = self.session.cfg.repeats
+        jobs = {
+            (way, k): [self.fleet.wanted(self._without(order_N, k), r, "removal") for r in range(repeats)]
+            for way, order_N in self.group_order.items()
+            for k in self.counts
+        }
+        todo = [j for own in jobs.values() for j in own]
+        with self.session.progress.stage("group", len(todo), sum(j.done for j in todo)) as bar:
+            self.fleet.run(todo, lambda job: bar.advance(1))
+        self.retrained += len({j.output for j in todo})
         rows = []
-        with self.session.progress.stage("group", len(self.group_order) * len(self.counts)) as bar:
-            for way, order_N in self.group_order.items():
-                for k in self.counts:
-                    jobs = [
-                        self.fleet.wanted(self._without(order_N, k), r, "removal")
-                        for r in range(self.session.cfg.repeats)
-                    ]
-                    self.fleet.run(jobs)
-                    said = [o for o in self.fleet.outcomes(jobs) if not o.diverged]
-                    check_some(self.fleet.outcomes(jobs), f"retrains without {k} rows of {way}")
-                    fall = float(self.base_margin_Q.mean() - np.mean([o.margin_Q.mean() for o in said]))
-                    right = float(np.mean([o.correct_Q.mean() for o in said]))
-                    rows.append({"scores": way, "k": k, "margin_drop": fall, "accuracy": right})
-                    bar.advance(1)
+        for (way, k), own in jobs.items():
+            check_some(self.fleet.outcomes(own), f"retrains without {k} rows of {way}")
+            said = self._said(own, f"without {k} rows of {way} for all queries")
+            fall = float(self.base_margin_Q.mean() - np.mean([o.margin_Q.mean() for o in said]))
+            right = float(np.mean([o.correct_Q.mean() for o in said]))
+            rows.append({"scores": way, "k": k, "margin_drop": fall, "accuracy": right})
         return rows
 
 
-def _study(session: Session) -> Study:
-    cfg: RemovalConfig = session.cfg
-    matrices = open_scores(cfg.scores, cfg.only)
+def flipped(wrong: Sequence[bool], repeats: int) -> bool | None:
+    """Whether more than half of the retrains asked for are wrong; None where those without an answer would decide.
+
+    >>> flipped([True, True, False], 3), flipped([False, False], 3), flipped([True], 3)
+    (True, False, None)
+    """
+    half = repeats // 2
+    if sum(wrong) > half:
+        return True
+    return None if sum(wrong) + repeats - len(wrong) > half else False
+
+
+@contextlib.contextmanager
+def _study(session: Session) -> Iterator[Study]:
+    """A study whose workers stay until the block ends."""
+    matrices = open_scores(session.cfg.scores, session.cfg.only)
     queries = common_queries(matrices)
     fleet = Fleet.of(session, queries)
     laid = {m.name: m.aligned(queries, fleet.train_ids) for m in matrices}
-    rows = len(fleet.train_ids)
+    removals(session.cfg.remove, len(fleet.train_ids))  # refused before any worker is started
+    with fleet.standing() as fleet:
+        yield _prepared(session, fleet, laid)
+
+
+def _prepared(session: Session, fleet: Fleet, laid: Mapping[str, np.ndarray]) -> Study:
+    cfg: RemovalConfig = session.cfg
+    queries, rows = fleet.recipe.queries, len(fleet.train_ids)
     counts = removals(cfg.remove, rows)
     jobs = [fleet.wanted(np.ones(rows, dtype=bool), r, "base") for r in range(cfg.base_seeds)]
     with session.progress.stage("base", len(jobs), sum(j.done for j in jobs)) as bar:
         fleet.run(jobs, lambda job: bar.advance(1))
     outcomes = [outcome(j) for j in jobs]
-    lost = check_some(outcomes, "base models")
+    check_some(outcomes, "base models")
+    lost = [f"base model {r}" for r, o in enumerate(outcomes) if o.diverged]
     said = [o for o in outcomes if not o.diverged]
     right_Q = np.all([o.correct_Q for o in said], axis=0)
     targets = np.flatnonzero(right_Q)[: cfg.targets].tolist()

@@ -16,6 +16,7 @@ from budwood.data.batch import seed_of
 from budwood.engine.jobs import Job
 from budwood.errors import StoreError
 from budwood.evaluation import lds
+from budwood.evaluation.combined import across_models, candidates, ensembles
 from budwood.evaluation.fleet import Fleet, check_some
 from budwood.evaluation.matrices import Scored, common_queries, open_scores
 from budwood.evaluation.retrain import outcome
@@ -37,7 +38,7 @@ def validate_lds(session: Session) -> dict[str, Any]:
     lds.check_subsets(len(truth.mask_SN))
     truth, laid = lay(truth, matrices)
     if cfg.ensemble:
-        laid |= _ensembles(matrices, laid)
+        laid |= ensembles(matrices, laid)
     results = [_row(name, truth, score_QN, cfg.seed) for name, score_QN in laid.items()]
     lost = whole.diverged
     metrics: dict[str, Any] = {
@@ -62,7 +63,7 @@ def validate_lds(session: Session) -> dict[str, Any]:
         metrics["base_seeds"] = _spread(matrices, results)
         _draw(session, truth, laid, metrics)
     if cfg.tune:
-        choice = lds.tune(truth, laid, cfg.seed)
+        choice = lds.tune(truth, candidates(matrices, laid), cfg.seed)
         metrics["tune"] = {
             "chosen": choice.chosen,
             "by_fold": list(choice.by_fold),
@@ -83,7 +84,8 @@ def _truth(session: Session, matrices: Sequence[Scored]) -> Truth:
     fleet = Fleet.of(session, asked, cfg.queries)
     for m in matrices:
         m.aligned([], fleet.train_ids)  # other rows are refused now, not after an hour
-    truth = grow(session, fleet, matrices)
+    with fleet.standing() as fleet:
+        truth = grow(session, fleet, matrices)
     write_truth(session.run.file("truth"), truth)
     for file in fleet.directory.glob("*.safetensors"):
         file.unlink()
@@ -221,28 +223,13 @@ def _differences(truth: Truth, laid: dict[str, np.ndarray], seed: int) -> list[d
     ]
 
 
-def _ensembles(matrices: Sequence[Scored], laid: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Means of equally named matrices over runs (each scaled to unit spread, so that no run outweighs the others)."""
-    by_name: dict[str, list[np.ndarray]] = {}
-    for m in matrices:
-        by_name.setdefault(m.matrix.name, []).append(laid[m.name])
-    return {
-        f"ensemble of {len(own)}: {name}": np.mean([s / max(float(s.std()), 1e-30) for s in own], axis=0)
-        for name, own in by_name.items()
-        if len(own) > 1
-    }
-
-
 def _spread(matrices: Sequence[Scored], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mean and spread over runs (base seeds) of equally named matrices."""
+    """Mean and spread over models (base seeds) of equally named matrices."""
     value = {r["scores"]: r["lds"] for r in results}
-    by_name: dict[str, list[float]] = {}
-    for m in matrices:
-        by_name.setdefault(m.matrix.name, []).append(value[m.name])
+    by_label = {label: [value[m.name] for m in own] for label, own in across_models(matrices).items()}
     return [
-        {"scores": name, "runs": len(own), "mean": float(np.mean(own)), "sd": float(np.std(own, ddof=1))}
-        for name, own in by_name.items()
-        if len(own) > 1
+        {"scores": label, "runs": len(own), "mean": float(np.mean(own)), "sd": float(np.std(own, ddof=1))}
+        for label, own in by_label.items()
     ]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 from budwood.data.batch import seed_of
 from budwood.data.task import Task
 from budwood.engine.jobs import Job
-from budwood.engine.run import run_all
+from budwood.engine.local import Crew
+from budwood.engine.run import run_all, standing
 from budwood.errors import ConfigError, ModelError
 from budwood.evaluation.retrain import Outcome, Recipe, job, outcome
 from budwood.methods.session import Session
@@ -26,12 +28,14 @@ class Fleet:
     task: Task
     directory: Path
     cfg: Any
+    crew: Crew | None = None  # workers that stay between rounds
 
     @classmethod
     def of(cls, session: Session, queries: Sequence[str] = (), first: int | None = None) -> Fleet:
         """The fleet of the fine-tune run a session was given; without queries, the first rows reported on."""
         model = session.models[0]
         recipe = Recipe.of_run(model.run, model.text)
+        recipe.model()  # a changed base is refused now, not by the first worker
         task = same_task(recipe, model.text, session.task)
         asked = list(queries) or [r.id for r in task.rows(task.reported)[:first]]
         return cls(recipe.asking(asked), task, session.run.file("retrains"), session.cfg)
@@ -48,7 +52,13 @@ class Fleet:
 
     def run(self, jobs: Sequence[Job], finished: Callable[[Job], None] = lambda job: None) -> None:
         """Bring them all into being."""
-        run_all(jobs, self.cfg, finished)
+        run_all(jobs, self.cfg, finished, self.crew)
+
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[Fleet]:
+        """The same, whose workers keep model and tokens from round to round until the block ends."""
+        with standing(self.cfg) as crew:
+            yield replace(self, crew=crew)
 
     def outcomes(self, jobs: Sequence[Job]) -> list[Outcome]:
         """What they say."""

@@ -133,11 +133,17 @@ def ceiling(truth: Truth) -> float | None:
 
 
 def noise(truth: Truth) -> float | None:
-    """Standard deviation of a margin over retrains on the same subset, averaged over subsets and queries."""
-    if truth.margin_SRQ.shape[1] < 2:
+    """Standard deviation of a margin over retrains on the same subset, averaged over subsets and queries.
+
+    The r-th retrains of all subsets share a seed; what that seed does to all of them alike changes no ranking and is
+    taken out first.
+    """
+    subsets, repeats, _ = truth.margin_SRQ.shape
+    if repeats < 2 or subsets < 2:
         return None
     with np.errstate(all="ignore"):
-        return float(np.sqrt(np.nanmean(np.nanvar(truth.margin_SRQ, axis=1, ddof=1))))
+        own_SRQ = truth.margin_SRQ - np.nanmean(truth.margin_SRQ, axis=0)
+        return float(np.sqrt(np.nanmean(np.nanvar(own_SRQ, axis=1, ddof=1)) * subsets / (subsets - 1)))
 
 
 @dataclass(frozen=True)
@@ -161,13 +167,15 @@ def tune(truth: Truth, candidates: Mapping[str, np.ndarray], seed: int = 0) -> C
     names, matrices = list(candidates), list(candidates.values())
     best = lambda part: int(np.argmax([lds_by_query(part, m).mean() for m in matrices]))  # noqa: E731
     picks, values, draws = [], [], []
+    # every part is asked the same queries, so a draw of queries is one for all parts: their errors do not average out
+    query_DQ = Draws.make(1, len(matrices[0]), seed).query_DQ
     for i, fold in enumerate(folds):
         pick = best(truth.take(np.concatenate([f for j, f in enumerate(folds) if j != i])))
         held = truth.take(fold)
         picks.append(names[pick])
         values.append(float(lds_by_query(held, matrices[pick]).mean()))
-        drawn = Draws.make(len(fold), len(matrices[pick]), seed_of(seed, i))
-        draws.append(lds_draws(held, matrices[pick], drawn))
+        subset_DS = Draws.make(len(fold), 1, seed_of(seed, i)).subset_DS
+        draws.append(lds_draws(held, matrices[pick], Draws(subset_DS, query_DQ)))
     return Choice(names[best(truth)], tuple(picks), Estimate.of(float(np.mean(values)), np.mean(draws, axis=0)))
 
 

@@ -26,6 +26,16 @@ class Scored:
     scores: Scores
     matrix: Matrix
 
+    @property
+    def label(self) -> str:
+        """The file's name; scores kept in half precision say so, being a claim of their own."""
+        return _label(self.matrix)
+
+    @property
+    def model(self) -> str:
+        """Hash of the model that was scored; where the scores do not tell, the run stands for it."""
+        return str(self.scores.facts.get("model_hash") or self.run.resolve())
+
     def aligned(self, query_ids: Sequence[str], train_ids: Sequence[str]) -> np.ndarray:
         """score_QN with rows and columns in the order asked for; other training rows are refused."""
         column = {t: i for i, t in enumerate(self.scores.train_ids)}
@@ -60,7 +70,7 @@ def open_scores(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Scored]
         (p, s, m) for p, s in opened for m in s.matrices if m.module != TOKENS and (not m.module or m.name in only)
     ]
     names = [_label(m) for _, _, m in found]
-    full = [n if names.count(n) == 1 else f"{p.resolve().name}:{n}" for n, (p, _, _) in zip(names, found)]
+    full = full_names(names, [p.resolve() for p, _, _ in found])
     every = [Scored(n, p, s, m) for n, (p, s, m) in zip(full, found)]
     known = sorted({*full, *names})
     for wish in only:
@@ -69,8 +79,29 @@ def open_scores(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Scored]
     return [s for s, n in zip(every, names) if not only or n in only or s.name in only]
 
 
+def full_names(names: Sequence[str], runs: Sequence[Path]) -> list[str]:
+    """Each name told apart from equal ones by as much of the end of its run's path as it takes, else by a number.
+
+    >>> full_names(["a", "a", "b"], [Path("/x/s"), Path("/y/s"), Path("/x/s")])
+    ['x/s:a', 'y/s:a', 'b']
+    >>> full_names(["a", "a"], [Path("/s"), Path("/s")])
+    ['s:a#1', 's:a#2']
+    """
+    found = []
+    for i, (name, run) in enumerate(zip(names, runs)):
+        others = [r for j, r in enumerate(runs) if j != i and names[j] == name]
+        depths = (d for d in range(1, len(run.parts)) if all(r.parts[-d:] != run.parts[-d:] for r in others))
+        depth = next(depths, None)
+        if not others:
+            found.append(name)
+        elif depth is None:
+            found.append(f"{run.name}:{name}#{1 + names[:i].count(name)}")
+        else:
+            found.append(f"{'/'.join(run.parts[-depth:])}:{name}")
+    return found
+
+
 def _label(matrix: Matrix) -> str:
-    """The file's name; scores kept in half precision say so, being a claim of their own."""
     return matrix.name if matrix.dtype in ("float32", "float64") else f"{matrix.name} ({matrix.dtype})"
 
 

@@ -1,6 +1,7 @@
 """`validate recall`: do scores find rows known to be the source, and do they behave as scores should?
 
-Known sources are training rows with the query's own text (planted copies), or a list given for paraphrases.
+Known sources are training rows with the query's own text (planted copies), or a list given for paraphrases. A query
+that is a training row is neither its own source nor in the way of others.
 Shapes: Q queries, N training rows, K first rows.
 """
 
@@ -37,8 +38,9 @@ def validate_recall(session: Session) -> dict[str, Any]:
     results = []
     for m in matrices:
         score_QN = m.aligned(queries, train_ids)
-        row: dict[str, Any] = {"scores": m.name, **found(score_QN, [truth[q] for q in queries], train_ids, cfg.top)}
-        row |= habits(score_QN, rows, task.rows("train"))
+        others_QN = without_selves(score_QN, queries, train_ids)
+        row: dict[str, Any] = {"scores": m.name, **found(others_QN, [truth[q] for q in queries], train_ids, cfg.top)}
+        row |= habits(others_QN, rows, task.rows("train"))
         if cfg.randomised:
             row["randomised"] = _against(m, other, score_QN, queries, train_ids)
         results.append(row)
@@ -47,7 +49,7 @@ def validate_recall(session: Session) -> dict[str, Any]:
 
 
 def sources(task: Task, queries: Sequence[str], cfg: RecallConfig) -> dict[str, set[str]]:
-    """Training ids that are the source of each query; none anywhere is refused, as there is nothing to recall."""
+    """Other training ids that are the source of each query; none anywhere is refused, as there is nothing to recall."""
     train = task.rows("train")
     if cfg.sources is not None:
         given = read_json(cfg.sources)
@@ -63,10 +65,11 @@ def sources(task: Task, queries: Sequence[str], cfg: RecallConfig) -> dict[str, 
         for r in train:
             by_text.setdefault(_text(r), set()).add(r.id)
         found = {r.id: by_text.get(_text(r), set()) for r in find_rows(task, queries)}
+    found = {q: own - {q} for q, own in found.items()}
     if not any(found.values()):
         raise DataError(
-            f"No query has a known source among the training rows of '{task.name}'. Score queries that are copies of "
-            "training rows (--query-split train), or list sources with --sources FILE.json."
+            f"No query has a known source among the other training rows of '{task.name}'. Score queries that are "
+            "copies of training rows, or list sources with --sources FILE.json."
         )
     return found
 
@@ -76,20 +79,39 @@ def _text(row: Row) -> tuple[str, str | None]:
     return clean(row.text), None if row.pair is None else clean(row.pair)
 
 
+def without_selves(score_QN: np.ndarray, queries: Sequence[str], train_ids: Sequence[str]) -> np.ndarray:
+    """A copy in which a query that is a training row comes last in its own row.
+
+    >>> without_selves(np.array([[1.0, 3.0]]), ["b"], ["a", "b"]).tolist()
+    [[1.0, -inf]]
+    """
+    place, found_QN = {t: i for i, t in enumerate(train_ids)}, score_QN.copy()
+    for row_N, query in zip(found_QN, queries):
+        if query in place:
+            row_N[place[query]] = -np.inf
+    return found_QN
+
+
 def found(
     score_QN: np.ndarray, sources: Sequence[set[str]], train_ids: Sequence[str], tops: Sequence[int]
 ) -> dict[str, float]:
     """Share of queries with a source among their first rows, and the mean of 1 / rank of the first source.
 
+    Rows of equal score have no order: the rank is the mean over all orders of them, so equal scores find nothing.
+
     >>> found(np.array([[1.0, 3.0, 2.0]]), [{"c"}], ["a", "b", "c"], (1, 2))
+    {'recall_at_1': 0.0, 'recall_at_2': 1.0, 'mrr': 0.5}
+    >>> found(np.zeros((1, 3)), [{"c"}], ["a", "b", "c"], (1, 2))
     {'recall_at_1': 0.0, 'recall_at_2': 1.0, 'mrr': 0.5}
     """
     place = {t: i for i, t in enumerate(train_ids)}
     ranks = []
     for score_N, own in zip(score_QN, sources):
         if own:
-            best = max(score_N[place[t]] for t in own)
-            ranks.append(1 + int((score_N > best).sum()))
+            own_M = score_N[[place[t] for t in own]]
+            best = own_M.max()
+            equal, ours = int((score_N == best).sum()), int((own_M == best).sum())
+            ranks.append(int((score_N > best).sum()) + (equal + 1) / (ours + 1))
     rank = np.array(ranks)
     return {f"recall_at_{k}": float((rank <= k).mean()) for k in tops} | {"mrr": float((1 / rank).mean())}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from budwood.engine.jobs import Job
 from budwood.errors import ConfigError, DataError, ModelError, StoreError, nearest
 from budwood.evaluation.frozen import FeedOfStates, States, keep_states, starting_at
 from budwood.methods.finetune import terms_of, training_rows
-from budwood.methods.session import RUNS
+from budwood.methods.session import RUNS, fingerprint
 from budwood.models.load import load, random_weights
 from budwood.models.reading import Reading, head_spec, mode_for, reading
-from budwood.models.reference import resolve
+from budwood.models.reference import ModelRef, resolve
 from budwood.params.tree import named
 from budwood.store.files import canonical, read_json
 from budwood.train.evaluate import TOKENS, evaluate, evaluating, goodness
@@ -47,6 +47,7 @@ class Recipe:
     settings: Mapping[str, Any]
     rows: str  # digest of the task
     queries: tuple[str, ...]  # ids of the rows whose margins are measured
+    weights: str = ""  # fingerprint of the base; "": any will do
 
     @property
     def cfg(self) -> FinetuneConfig:
@@ -56,8 +57,7 @@ class Recipe:
     @property
     def text(self) -> str:
         """As one string: the key of everything a worker keeps."""
-        parts = {"base": self.base, "settings": self.settings, "rows": self.rows, "queries": self.queries}
-        return canonical(parts)
+        return canonical({f.name: getattr(self, f.name) for f in fields(self)})
 
     @classmethod
     def of_run(cls, run: Path | None, name: str) -> Recipe:
@@ -70,7 +70,26 @@ class Recipe:
                 "run's directory."
             )
         quiet = {"out": None, "config": None, "progress": "none", "dry_run": False, "overwrite": False}
-        return cls(manifest["models"][0], {**manifest["given"], **quiet}, manifest["settings"]["rows"], ())
+        known = manifest["settings"]
+        return cls(manifest["models"][0], {**manifest["given"], **quiet}, known["rows"], (), known["models"][0])
+
+    def model(self) -> ModelRef:
+        """The base the run was trained from; one that changed since is refused."""
+        cfg = self.cfg
+        found = resolve(
+            self.base,
+            runs_dir=RUNS,
+            revision=cfg.revision,
+            offline=True,
+            trust_remote_code=cfg.trust_remote_code,
+            force=cfg.force,
+        )
+        if self.weights and fingerprint(found) != self.weights:
+            raise ModelError(
+                f"The base model '{self.base}' is not the one the run was trained from (its files changed since). "
+                "Restore them, or fine-tune again."
+            )
+        return found
 
     def task(self) -> Task:
         """The rows the run was trained on; rows that changed since are refused."""
@@ -84,7 +103,7 @@ class Recipe:
 
     def asking(self, queries: Sequence[str]) -> Recipe:
         """The same recipe, measuring these rows."""
-        return Recipe(self.base, self.settings, self.rows, tuple(queries))
+        return replace(self, queries=tuple(queries))
 
 
 def find_rows(task: Task, ids: Sequence[str]) -> list[Row]:
@@ -258,9 +277,7 @@ def _fresh(text: str, seed: int) -> dict[str, Tensor]:
 
 
 def _loaded(recipe: Recipe, task: Task, cfg: FinetuneConfig, seed: int) -> Reading:
-    from dataclasses import replace
-
-    ref = resolve(recipe.base, runs_dir=RUNS, revision=cfg.revision, offline=True)
+    ref = recipe.model()
     mode = mode_for(cfg, task, ref)
     loaded = load(ref, mode, head_spec(task, cfg), seed=seed, device=device_for(cfg.device))
     if cfg.init == "random":

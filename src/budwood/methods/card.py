@@ -65,6 +65,7 @@ def command(session: Session) -> str:
         "threads",
         "workers",
         "engine",
+        "retries",
     }
     for name, value in session.cfg.model_dump(mode="json").items():
         if name in hidden or value == fields[name].default or value in ([], None):

@@ -22,7 +22,7 @@ from budwood.data.arithmetic import copy_max, is_problem
 from budwood.data.source import load_task
 from budwood.data.task import Task, as_json, from_json
 from budwood.engine.jobs import Job
-from budwood.engine.local import run_jobs
+from budwood.engine.run import run_all
 from budwood.errors import ConfigError
 from budwood.figures.front import pareto
 from budwood.figures.save import drawing, save
@@ -175,7 +175,7 @@ def _work(session: Session, stage: str, cells: Sequence[Cell], order: Mapping[st
         session.progress.say(f"  {job.output.stem}: {new}; kept: {kept}")
 
     with session.progress.stage(stage, len(jobs), sum(j.done for j in jobs)) as bar:
-        run_jobs(jobs, session.cfg.workers, finished=told)
+        run_all(jobs, session.cfg, told)
     return [read_json(j.output) for j in jobs]
 
 

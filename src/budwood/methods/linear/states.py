@@ -27,7 +27,7 @@ from budwood.data.registry import PUBLIC
 from budwood.data.source import load_task
 from budwood.data.task import Row, Task, Template
 from budwood.engine.jobs import Job
-from budwood.engine.local import run_jobs
+from budwood.engine.run import run_all
 from budwood.errors import ConfigError, DataError, StoreError
 from budwood.methods.session import RUNS, Session
 from budwood.models.identity import model_hash
@@ -206,7 +206,7 @@ def collect_states(session: Session, shop: Shop, prompted: bool) -> Tensor:
         for i in range(-(-len(shop.rows) // SHARD))
     ]
     with session.progress.stage(f"states {SUBJECT[prompted]}", len(jobs), sum(j.done for j in jobs)) as bar:
-        run_jobs(jobs, shop.cfg.workers, finished=lambda job: bar.advance(1))
+        run_all(jobs, session.cfg, lambda job: bar.advance(1))
     state_ND = torch.cat([load_file(job.output)["state"] for job in jobs])
     tree.save(kept, {"f": state_ND}, manifest(shop, prompted))
     for job in jobs:

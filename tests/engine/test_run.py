@@ -1,0 +1,58 @@
+"""Verbs ask for the engine of one's choice: `--engine ray` reaches the Ray engine from every one that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import budwood as bw
+from budwood.capture.features import Ask, store
+from budwood.engine import local, ray
+from budwood.engine.jobs import Job, JobError
+from budwood.engine.run import Where, run_all
+from tests.cases import write_model
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Functions of the jobs that the Ray engine was given; they run here."""
+    seen: list[str] = []
+
+    def pretended(jobs: Sequence[Job], workers: int, *more: Any) -> None:
+        seen.extend(sorted({job.function for job in jobs}))
+        local.run_jobs(jobs, 1, *more)
+
+    monkeypatch.setattr(ray, "run_jobs", pretended)
+    monkeypatch.setenv("BUDWOOD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return seen
+
+
+def test_linear(asked: list[str]) -> None:
+    few: dict[str, Any] = {"limit": 20, "limit_eval": 10, "k_fold": 2, "costs": (1.0,), "threads": 1}
+    bw.linear("tiny-gpt", "tiny-sentiment", features=("f",), engine="ray", out="linear", **few)
+    assert set(asked) == {"budwood.methods.linear.states:shard"}
+
+
+def test_features(asked: list[str]) -> None:
+    store(Ask("tiny-bert", {"task": "tiny-topic", "limit": 10}, "train", "cls"), engine="ray")
+    assert asked == ["budwood.capture.features:shard"]
+
+
+def test_inject(asked: list[str], tmp_path: Path) -> None:
+    write_model(tmp_path / "m", "bert", "lm")
+    for name in ("new", "old"):
+        lines = [f"{name} w{i} w{i + 7},{['no', 'yes'][i % 2]}" for i in range(5, 35)]
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + "\n".join(lines) + "\n")
+    few: dict[str, Any] = {"max_steps": 1, "keep_steps": 1, "limit_eval": 8, "keep_rows": 8, "batch_size": 4}
+    bw.inject("m", "new.csv", keep="old.csv", retain="none", engine="ray", threads=1, out="kept", **few)
+    assert set(asked) == {"budwood.studies.inject:work"}
+
+
+def test_lost_workers_are_replaced_as_often_as_allowed(tmp_path: Path) -> None:
+    deadly = Job("tests.engine.test_local:always_die", {}, tmp_path / "doomed.txt")
+    with pytest.raises(JobError, match=r"died 1 time\."):
+        run_all([deadly], Where(workers=2, retries=0))
