@@ -244,6 +244,12 @@ def test_the_published_step(pair: Pair) -> None:
     assert masks.count(published(pair, 50, Published(2, 1e12, 10.0, 0), score)) > 50
 
 
+def test_the_published_step_runs_as_a_verb(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    m = learn(place, "prompt", size="50", parity=True, parity_rate=1e-9).metrics
+    assert m["size"] == 50 and Path(m["file"]).exists()
+
+
 @pytest.mark.parametrize("select", ["learned", "movement", "first-order", "fisher", "random"])
 def test_a_run_gives_exactly_the_size_and_a_file_that_works_alone(
     place: Path, select: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

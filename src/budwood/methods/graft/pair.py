@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 def open_pair(cfg: Any, base: ModelRef, tuned: ModelRef, task: Task) -> Pair:
     """Load both, refuse what does not belong together, and keep of the tuned model only what differs."""
-    cfg = as_tuned(cfg, tuned)
+    cfg = as_tuned(cfg.model_copy(update={"parity": False}), tuned)  # here a matter of the mask, not of reading
     task = with_labels_of(task, tuned)
     if base.model_type != tuned.model_type:
         raise ModelError(
