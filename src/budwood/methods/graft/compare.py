@@ -14,12 +14,12 @@ import torch
 from budwood.errors import BudwoodError, ConfigError, ModelError
 from budwood.figures.graft import matrix
 from budwood.figures.save import drawing, save
+from budwood.methods.graft import heads
 from budwood.methods.graft.measure import Scores, damage, other_task, recovered, scores_on
 from budwood.methods.graft.merging import merged
 from budwood.methods.graft.pair import open_pair
 from budwood.methods.session import RUNS, Session
-from budwood.models.grafted import remembered_hash
-from budwood.models.load import HeadSpec, load
+from budwood.models.grafted import loaded_hash
 from budwood.models.load import save as save_model
 from budwood.models.reference import ModelRef, resolve
 from budwood.params import mask as masks
@@ -27,7 +27,6 @@ from budwood.params.graft import Graft, check, merge
 from budwood.params.tree import named
 from budwood.store.files import writing_directory
 from budwood.train.evaluate import goodness
-from budwood.train.plan import device_for
 
 
 def open_grafts(refs: Sequence[ModelRef], least: int) -> dict[str, Graft]:
@@ -115,13 +114,8 @@ def stitch(session: Session) -> dict[str, Any]:
     base, grafts = session.models[0], open_grafts(session.models[1:], 1)
     if base.kind == "graft":
         raise ModelError(f"'{base.text}' is a graft. The first word is the model that the grafts go on.")
-    first = next(iter(grafts.values()))
-    head = HeadSpec(
-        labels=tuple(first.manifest.get("labels", ())), pool=first.manifest.get("reading", {}).get("pool", "auto")
-    )
-    mode = first.manifest.get("reading", {}).get("mode", "mlm")
-    loaded = load(base, mode, head if mode == "head" else None, device=device_for(cfg.device))
-    known = None if cfg.force else remembered_hash(base, loaded.model)
+    loaded = heads.load_for(base, grafts, cfg.device)
+    known = None if cfg.force else loaded_hash(base, loaded.model)
     for graft in grafts.values():
         check(graft, loaded.model, cfg.force, known)
     one = merged(list(grafts.values()), cfg, loaded.model)
@@ -129,10 +123,7 @@ def stitch(session: Session) -> dict[str, Any]:
         results = [_kept(session, base, name, graft, one) for name, graft in grafts.items()]
         harm = damage(cfg, base, cfg.off_task, {"stitched": one})
     merge(loaded.model, [one], force=True)
-    for graft in grafts.values():
-        merge(loaded.model, [Graft({}, {}, {}, graft.head)], force=True)
-    with writing_directory(session.run.file("model")) as part:
-        save_model(loaded, part)
+    apart = heads.keep(session, loaded, grafts)
     shares = [r["kept"] for r in results if r.get("kept") is not None]
     return {
         "method": cfg.method,
@@ -141,6 +132,7 @@ def stitch(session: Session) -> dict[str, Any]:
         "results": results,
         "least_kept": min(shares) if shares else None,
         "n": len(grafts),
+        **({"heads": apart} if apart else {}),
         **({"off_task": harm} if harm else {}),
     }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, ModelError
 from budwood.methods.evaluate import with_labels_of
-from budwood.models.grafted import remembered_hash
+from budwood.models.grafted import loaded_hash
 from budwood.models.load import Loaded, load
 from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading
 from budwood.models.reference import ModelRef
@@ -114,7 +114,7 @@ def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded) -> Pair:
                 f"The base '{loaded.ref.text}' and the tuned model '{skilled.ref.text}' have different {part}: "
                 f"'{name}' is {a} there and {b} here. Give the model that the tuned one was made from."
             )
-    base_hash, tuned_hash = remembered_hash(loaded.ref, loaded.model), backbone_hash(skilled.model)
+    base_hash, tuned_hash = loaded_hash(loaded.ref, loaded.model), backbone_hash(skilled.model)
     names = graftable(loaded.model, cfg.embeddings, cfg.head)
     # a head that the base never had cannot be told as a difference: it goes along whole
     whole = {n for n in before if n.startswith(HEADS) and n in loaded.fresh}
