@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from budwood.errors import ConfigError
 from budwood.figures.graft import layer_module_map, size_curve
 from budwood.figures.save import drawing, save
 from budwood.methods.graft import choice, measure
-from budwood.methods.graft.measure import Scores, agreement, recovered, summary
+from budwood.methods.graft.measure import Side, agreement, summary
 from budwood.methods.graft.pair import Pair
 from budwood.methods.graft.parts import share_map
 from budwood.methods.session import Session
@@ -22,7 +23,7 @@ from budwood.params import mask as masks
 from budwood.params.graft import Graft
 from budwood.params.mask import Mask
 from budwood.store.files import canonical
-from budwood.train.evaluate import goodness
+from budwood.train.evaluate import Evaluation, goodness
 
 SPARSE = 0.2  # a skill that needs more of the weights than this is not called sparse
 CLOSE = 1.1  # bisection ends when the sizes are this near to one another
@@ -34,9 +35,8 @@ class Bench:
 
     session: Session
     pair: Pair
-    test: Scores
-    selection: Scores | None  # rows that may decide something; never the reported ones
-    full: Graft
+    test: Side
+    selection: Side | None  # rows that may decide something; never the reported ones
 
     @property
     def cfg(self) -> GraftLearnConfig:
@@ -48,10 +48,14 @@ class Bench:
         """Exactly `count` weights by a rule."""
         return choice.make(self.session, [(rule, count)])[0]
 
-    def gained(self, mask: Mask, on: Scores) -> float | None:
+    def gained(self, mask: Mask, on: Side) -> float | None:
         """Share of the gain that a mask recovers on some rows."""
-        base, tuned = goodness(on.of([]).metrics), goodness(on.of([self.full]).metrics)
-        return recovered(goodness(on.of([self.pair.graft(mask)]).metrics), base, tuned)
+        return on.recovered(self.pair.graft(mask))
+
+    def summary(self, of: Callable[[Side], Evaluation]) -> dict[str, Any]:
+        """Score and calibration of one state of the model."""
+        chosen = of(self.selection) if self.selection else None
+        return summary(self.pair, of(self.test), chosen, self.selection.scores.rows if self.selection else ())
 
 
 def learn(session: Session) -> dict[str, Any]:
@@ -67,14 +71,14 @@ def learn(session: Session) -> dict[str, Any]:
             "embeddings,head, or add --embeddings or --head"
         )
     with session.progress.stage("baselines"):
-        base, tuned = _summary(bench, []), _summary(bench, [bench.full])
-        say(f"base {base['score']:.4f}, tuned {tuned['score']:.4f}")
+        states = _states(bench)
+        say(", ".join(f"{k.replace('_', ' ')} {v['score']:.4f}" for k, v in states.items()))
     with session.progress.stage("mask"):
         mask = _chosen(bench)
     with session.progress.stage("score"):
         draft = pair.graft(mask, dtype={"fp32": torch.float32, "fp16": torch.float16}[cfg.values])
-        found = _summary(bench, [draft])
-        facts = _facts(bench, draft, base, tuned, found)
+        states["graft"] = bench.summary(lambda side: side.scores.of([draft]))
+        facts = _facts(bench, draft, states)
     with session.progress.stage("curve"):
         facts |= _curve(bench, facts) if cfg.curve else {}
     with session.progress.stage("others"):
@@ -91,14 +95,16 @@ def _open(session: Session) -> Bench:
         rows = pair.task.rows("validation")
     elif pair.task.splits.get("train"):
         rows = pair.task.rows("train")
-    test = Scores(pair.read, pair.cfg, pair.task.rows(pair.task.reported))
-    selection = Scores(pair.read, pair.cfg, rows) if rows else None
-    return Bench(session, pair, test, selection, pair.graft(measure.whole(pair)))
+    test, *chosen = measure.sides_of(pair, [pair.task.rows(pair.task.reported), *([rows] if rows else [])])
+    return Bench(session, pair, test, chosen[0] if chosen else None)
 
 
-def _summary(bench: Bench, grafts: list[Graft]) -> dict[str, Any]:
-    chosen = bench.selection.of(grafts) if bench.selection else None
-    return summary(bench.pair, bench.test.of(grafts), chosen, bench.selection.rows if bench.selection else ())
+def _states(bench: Bench) -> dict[str, Any]:
+    """Base and tuned model; where more moved than a graft can carry, also the base with all that it can."""
+    states = {"base": bench.summary(lambda side: side.scores.of([])), "tuned": bench.summary(lambda side: side.tuned)}
+    if bench.pair.moved_outside:
+        states["all_graftable"] = bench.summary(lambda side: side.ceiling)
+    return states
 
 
 def _chosen(bench: Bench) -> Mask:
@@ -136,26 +142,22 @@ def _smallest(bench: Bench, wanted: float) -> Mask:
     return best
 
 
-def _facts(bench: Bench, graft: Graft, base: dict, tuned: dict, found: dict) -> dict[str, Any]:
-    total = len(bench.pair.delta_P)
-    test = bench.test
-    values = [goodness(test.of(g).metrics) for g in ([graft], [], [bench.full])]
+def _facts(bench: Bench, graft: Graft, states: dict[str, Any]) -> dict[str, Any]:
+    total, test = len(bench.pair.delta_P), bench.test
     return {
         "split": bench.pair.task.reported,
         "mode": bench.pair.read.mode,
-        "metric": test.of([]).metrics["metric"],
-        "score": found["score"],
-        "n": len(test.rows),
+        "metric": test.tuned.metrics["metric"],
+        "score": states["graft"]["score"],
+        "n": len(test.scores.rows),
         "select": bench.cfg.select,
         "size": graft.size,
         "fraction": graft.size / total,
         "graftable": total,
         "moved_outside": bench.pair.moved_outside,
-        "recovered": recovered(*values),
-        "agreement": agreement(test.of([graft]), test.of([bench.full])),
-        "base": base,
-        "tuned": tuned,
-        "graft": found,
+        "recovered": test.recovered(graft),
+        "agreement": agreement(test.scores.of([graft]), test.tuned),
+        **states,
     }
 
 
@@ -165,7 +167,7 @@ def _curve(bench: Bench, facts: dict[str, Any]) -> dict[str, Any]:
     sizes = sorted({max(1, round(f * total)) for f in bench.cfg.curve_sizes})
     points = [(rule, count) for rule in RULES for count in sizes]
     for (rule, count), mask in zip(points, choice.make(bench.session, points)):
-        found = bench.test.of([bench.pair.graft(mask)])
+        found = bench.test.scores.of([bench.pair.graft(mask)])
         rows.append(
             {
                 "select": rule,
@@ -191,9 +193,7 @@ def _needs(rows: list[dict[str, Any]]) -> float | None:
 def _answer(bench: Bench, needs: dict[str, float | None], facts: dict[str, Any]) -> str:
     """One line a person can quote."""
     task = bench.pair.task.name
-    if facts["recovered"] is None or goodness(bench.test.of([bench.full]).metrics) <= goodness(
-        bench.test.of([]).metrics
-    ):
+    if facts["recovered"] is None or goodness(bench.test.tuned.metrics) <= goodness(bench.test.scores.of([]).metrics):
         return f"{task}: tuning gained nothing, so there is nothing to recover."
     best = min((r for r in needs if needs[r] is not None), key=lambda r: needs[r] or 0, default=None)
     largest = max(bench.cfg.curve_sizes)
@@ -210,16 +210,14 @@ def _others(bench: Bench, graft: Graft) -> dict[str, Any]:
     cfg = bench.cfg
     ood = {}
     for name in cfg.ood:
-        scores = measure.shifted(bench.pair, name)
-        cases = {"base": [], "tuned": [bench.full], "graft": [graft]}
-        found = {k: scores.of(g).metrics for k, g in cases.items()}
+        scores, tuned = measure.shifted(bench.pair, name)
+        found = {"base": scores.of([]).metrics, "tuned": tuned.metrics, "graft": scores.of([graft]).metrics}
         ood[name] = {k: {"score": m["score"], "ece": m.get("ece")} for k, m in found.items()} | {
             "n": len(scores.rows),
             "metric": found["base"]["metric"],
         }
-    harm = measure.damage(
-        bench.pair.cfg, bench.pair.read.loaded.ref, cfg.off_task, {"tuned": bench.full, "graft": graft}
-    )
+    pair = bench.pair
+    harm = measure.damage(pair.cfg, pair.read.loaded.ref, cfg.off_task, {"graft": graft}, pair)
     return {**({"ood": ood} if ood else {}), **({"off_task": harm} if harm else {})}
 
 

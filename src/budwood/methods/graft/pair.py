@@ -116,8 +116,11 @@ def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded) -> Pair:
             )
     base_hash, tuned_hash = loaded_hash(loaded.ref, loaded.model), backbone_hash(skilled.model)
     names = graftable(loaded.model, cfg.embeddings, cfg.head)
-    # a head that the base never had cannot be told as a difference: it goes along whole
+    # a head that the base never had cannot be told as a difference: it goes along whole, with the pooler it reads
     whole = {n for n in before if n.startswith(HEADS) and n in loaded.fresh}
+    if cfg.mode in ("head", "span"):
+        spare = [n for n in before if n.startswith(HEADS) and n not in names]
+        whole |= {n for n in spare if not torch.equal(before[n], after[n])}
     shapes = {n: before[n].shape for n in names if n not in whole}
     delta_P = torch.empty(sum(s.numel() for s in shapes.values()))
     place, outside = 0, 0
@@ -140,6 +143,13 @@ def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded) -> Pair:
         )
     read = reading(replace(loaded, fresh=()), task, cfg, cfg.mode, cfg.seed)
     return Pair(read, cfg, task, delta_P, shapes, head, base_hash, tuned_hash, skilled.ref, outside)
+
+
+def tuned_reading(pair: Pair, task: Task | None = None, cfg: Any = None) -> Reading:
+    """The tuned model itself, whatever of it moved, on the pair's task or on another with the same labels."""
+    own = head_spec(pair.task, pair.cfg)
+    skilled = load(pair.tuned, pair.read.mode, own, seed=pair.cfg.model_seed or 0, device=device_for(pair.cfg.device))
+    return reading(skilled, task or pair.task, cfg or pair.cfg, pair.read.mode, pair.cfg.seed)
 
 
 def mask_rows(pair: Pair) -> tuple[Row, ...]:
