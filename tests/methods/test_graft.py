@@ -369,7 +369,31 @@ def test_sizes_as_people_write_them() -> None:
     ):
         with pytest.raises(ValueError, match=told):
             parse_size(text)
-    assert recovered(1.0, 0.5, 0.5) is None
+    assert recovered(1.0, 0.5, 0.5) is None and recovered(0.4, 0.5, 0.3) is None  # a loss is no gain
+
+
+def points(select: str, *shares: float | None, test: float = 0.97) -> list[dict[str, Any]]:
+    """A curve at 1 %, 2 %, 5 % with these shares of the gain on the selection rows."""
+    return [
+        {"select": select, "fraction": f, "recovered": test, "recovered_selection": s}
+        for f, s in zip((0.01, 0.02, 0.05), shares)
+    ]
+
+
+def test_the_answer_of_a_curve() -> None:
+    """Rule and size by the selection rows, random never the rule, a dip after the first crossing no success."""
+    rows = points("learned", 0.96, 0.5, 1.0) + points("movement", 0.1, 0.97, 0.99, test=0.91)
+    rows += points("random", 0.0, 0.1, 0.96)
+
+    def answer(rows: list[dict[str, Any]], gain: float | None = 1.0) -> str:
+        needs = {r: graft_learn._needs([x for x in rows if x["select"] == r]) for r in {x["select"] for x in rows}}
+        return graft_learn._answer("toy", rows, needs, {"recovered": gain})
+
+    assert answer(rows).startswith("toy needs 0.02 of the weights (2.000%, movement)") and "91%" in answer(rows)
+    assert "not localised: 2.000%" in answer(rows[:6] + points("random", 0.0, 1.0, 1.0))
+    assert "not sparse" in answer(points("learned", 0.1, 0.2, 0.3) + points("random", 1.0, 1.0, 1.0))
+    assert "on the rows that choose" in answer(points("learned", None, None, None))
+    assert "gained nothing, so" in answer(rows, None)
 
 
 def test_bad_input(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def one_for_all(grafts: Mapping[str, Graft]) -> Graft | None:
     return first if first.head and alike else None
 
 
-def load_for(base: ModelRef, grafts: Mapping[str, Graft], device: str | None) -> Loaded:
+def load_for(base: ModelRef, grafts: Mapping[str, Graft], device: str) -> Loaded:
     """The base as the grafts read it; where some bring no head, as those do, since that head has to stay."""
     told = next((g for g in grafts.values() if not g.head), next(iter(grafts.values())))
     mode = read_by(told).get("mode", "mlm")

@@ -23,9 +23,10 @@ from budwood.params import mask as masks
 from budwood.params.graft import Graft
 from budwood.params.mask import Mask
 from budwood.store.files import canonical
-from budwood.train.evaluate import Evaluation, goodness
+from budwood.train.evaluate import Evaluation
 
 SPARSE = 0.2  # a skill that needs more of the weights than this is not called sparse
+ENOUGH = 0.95  # of the gain: the skill is there
 CLOSE = 1.1  # bisection ends when the sizes are this near to one another
 
 
@@ -175,6 +176,7 @@ def _curve(bench: Bench, facts: dict[str, Any]) -> dict[str, Any]:
                 "size": count,
                 "score": found.metrics["score"],
                 "recovered": bench.gained(mask, bench.test),
+                "recovered_selection": bench.gained(mask, bench.selection) if bench.selection else None,
                 "ece": found.metrics.get("ece"),
             }
         )
@@ -182,27 +184,41 @@ def _curve(bench: Bench, facts: dict[str, Any]) -> dict[str, Any]:
     title = f"{bench.pair.task.name}: share of the gain recovered"
     with drawing() as axes:
         save(axes.figure, bench.session.run.file("figures", "curve"), size_curve(axes, rows, title))
-    return {"curve": rows, "needs": needs, "answer": _answer(bench, needs, facts)}
+    return {"curve": rows, "needs": needs, "answer": _answer(bench.pair.task.name, rows, needs, facts)}
 
 
 def _needs(rows: list[dict[str, Any]]) -> float | None:
-    """The smallest measured share of the weights that recovers 95 % of the gain."""
-    return next((r["fraction"] for r in rows if r["recovered"] is not None and r["recovered"] >= 0.95), None)
+    """The smallest measured share of the weights that recovers 95 % of the gain, as do all larger ones.
+
+    Told by the selection rows, so that the reported ones have no part in the choice.
+    """
+    found = None
+    for row in sorted(rows, key=lambda r: -r["fraction"]):
+        if row["recovered_selection"] is None or row["recovered_selection"] < ENOUGH:
+            break
+        found = float(row["fraction"])
+    return found
 
 
-def _answer(bench: Bench, needs: dict[str, float | None], facts: dict[str, Any]) -> str:
-    """One line a person can quote."""
-    task = bench.pair.task.name
-    if facts["recovered"] is None or goodness(bench.test.tuned.metrics) <= goodness(bench.test.scores.of([]).metrics):
+def _answer(task: str, rows: list[dict[str, Any]], needs: dict[str, float | None], facts: dict[str, Any]) -> str:
+    """One line a person can quote: rule and size by the selection rows, what they recover by the reported ones."""
+    if facts["recovered"] is None:
         return f"{task}: tuning gained nothing, so there is nothing to recover."
-    best = min((r for r in needs if needs[r] is not None), key=lambda r: needs[r] or 0, default=None)
-    largest = max(bench.cfg.curve_sizes)
-    if best is None:
+    if all(r["recovered_selection"] is None for r in rows):
+        return f"{task}: tuning gained nothing on the rows that choose rule and size, so no size can be told."
+    sizes = {r: n for r, n in needs.items() if n is not None and r != "random"}
+    if not sizes:
+        largest = max(r["fraction"] for r in rows)
         return f"{task} is not sparse: no rule recovers 95% of the gain with {largest:.3g} of the weights or less."
-    share = needs[best] or 0.0
+    best = min(sizes, key=lambda r: sizes[r])
+    share, chance = sizes[best], needs.get("random")
+    if chance is not None and chance <= share:
+        return f"{task} is not localised: {chance:.3%} of the weights, drawn at random, bring 95% of the gain as well."
+    there = next(r["recovered"] for r in rows if r["select"] == best and r["fraction"] == share)
+    told = f"for 95% of the gain on the rows that chose them, and {there:.0%} on the reported rows."
     if share > SPARSE:
-        return f"{task} is not sparse: it needs {share:.3%} of the weights ({best}) for 95% of the gain."
-    return f"{task} needs {share:.4g} of the weights ({share:.3%}, {best}) for 95% of the gain."
+        return f"{task} is not sparse: it needs {share:.3%} of the weights ({best}) {told}"
+    return f"{task} needs {share:.4g} of the weights ({share:.3%}, {best}) {told}"
 
 
 def _others(bench: Bench, graft: Graft) -> dict[str, Any]:

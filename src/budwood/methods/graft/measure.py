@@ -74,13 +74,13 @@ def sides_of(pair: Pair, splits: Sequence[Sequence[Row]]) -> list[Side]:
 
 
 def recovered(score: float, base: float, tuned: float) -> float | None:
-    """Share of the gain that is there; None where tuning gained nothing.
+    """Share of the gain that is there; None where tuning gained nothing, or lost.
 
     >>> recovered(0.8, 0.5, 0.9)
     0.75
     """
     gain = tuned - base
-    return None if abs(gain) < 1e-12 else round((score - base) / gain, 12)
+    return None if gain <= 1e-12 else round((score - base) / gain, 12)
 
 
 def temperature_from(found: Evaluation, rows: Sequence[Row]) -> tuple[float | None, str]:
