@@ -16,6 +16,8 @@ import budwood as bw
 from budwood.config.graft import GraftLearnConfig, GraftStitchConfig, parse_size
 from budwood.data.task import Row
 from budwood.errors import BudwoodError, ConfigError, ModelError, TreeError
+from budwood.figures.graft import size_curve
+from budwood.figures.save import drawing, save
 from budwood.methods.graft import choice, learned, rules
 from budwood.methods.graft import learn as graft_learn
 from budwood.methods.graft.compare import show
@@ -394,6 +396,13 @@ def test_the_answer_of_a_curve() -> None:
     assert "not sparse" in answer(points("learned", 0.1, 0.2, 0.3) + points("random", 1.0, 1.0, 1.0))
     assert "on the rows that choose" in answer(points("learned", None, None, None))
     assert "gained nothing, so" in answer(rows, None)
+
+
+def test_a_curve_without_a_gain_is_drawn_empty(tmp_path: Path) -> None:
+    rows = [{"select": "random", "fraction": f, "recovered": None} for f in (0.01, 0.1)]
+    with drawing() as axes:
+        save(axes.figure, tmp_path / "curve", size_curve(axes, rows, "nothing"))
+    assert (tmp_path / "curve.png").exists()
 
 
 def test_bad_input(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
