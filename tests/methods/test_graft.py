@@ -336,6 +336,16 @@ def test_overlap_stitch_subtract_and_show(place: Path, tmp_path: Path, monkeypat
     assert show(str(Path(files[0]).parent))["size"] == 60
 
 
+def test_overlap_on_another_base_is_refused(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        made = learn(place, "prompt", size="20", select="random", seed=ord(name)).metrics["file"]
+        graft = Graft.load(made)
+        replace(graft, manifest={**graft.manifest, "task": "tiny-sentiment"}).save(f"{name}.graft")
+    with pytest.raises(TreeError, match="--force"):
+        run("graft overlap", ["a.graft", "b.graft"], "", {"threads": 1, "base": str(place / "prompt")})
+
+
 def test_merging_baselines_on_a_case_by_hand() -> None:
     shape = {"w": (4,)}
     one = Graft({"w": torch.tensor([0, 1])}, {"w": torch.tensor([1.0, -4.0])}, shape)

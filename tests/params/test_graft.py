@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from budwood.errors import TreeError
 from budwood.params import graft_file
 from budwood.params import mask as masks
-from budwood.params.graft import Graft, backbone_hash, merge, together
+from budwood.params.graft import Graft, backbone_hash, hash_of, merge, together
 from budwood.params.graft_file import pack, unpack
 from budwood.params.tree import named, sub, take, values
 from tests.cases import build, case
@@ -49,9 +49,9 @@ def test_the_whole_mask_is_the_tuned_model_and_the_empty_one_the_base(pair: Any)
     ask = lambda model: here.objective.logits(model, here.batch()).detach()
     before, after = ask(base), ask(tuned)
     assert float((before - after).abs().max()) > 0.1
-    with Graft.cut(masks.everything(sizes_of(delta)), delta, dtype=torch.float64).apply(base) as patched:
+    with Graft.cut(masks.everything(sizes_of(delta)), delta, dtype=torch.float64).apply(base, force=True) as patched:
         torch.testing.assert_close(ask(patched), after, rtol=0, atol=1e-5)
-    with Graft.cut({}, delta).apply(base) as patched:
+    with Graft.cut({}, delta).apply(base, force=True) as patched:
         assert torch.equal(ask(patched), before)
     assert torch.equal(ask(base), before)
 
@@ -71,7 +71,7 @@ def test_weights_come_back_bit_by_bit_also_after_an_exception(pair: Any) -> None
     base, _, delta = pair
     old = values(base)
     graft = Graft.cut(masks.random(sizes_of(delta), 300, 1), delta, {"head.cls.predictions.bias": torch.ones(40)})
-    with pytest.raises(RuntimeError, match="stop"), graft.apply(base):
+    with pytest.raises(RuntimeError, match="stop"), graft.apply(base, force=True):
         assert sum(int((old[n] != p).sum()) for n, p in named(base).items()) >= 300
         raise RuntimeError("stop")
     assert all(torch.equal(old[n], p) for n, p in named(base).items())
@@ -146,6 +146,26 @@ def test_a_wrong_base_is_refused_by_hash_and_by_shape(pair: Any) -> None:
         graft.merge_into(build("gpt2"))
     with pytest.raises(TreeError, match="of shape"):
         merge(build("bert", hidden_size=32), [graft], force=True)
+
+
+def test_a_graft_that_names_no_base_is_refused(pair: Any) -> None:
+    base, _, delta = pair
+    with pytest.raises(TreeError, match="does not say which weights"):
+        Graft.cut(masks.random(sizes_of(delta), 5, 0), delta, manifest={"task": "t"}).merge_into(base)
+
+
+def test_a_base_with_another_head_is_refused_where_the_graft_changes_it(pair: Any) -> None:
+    base, _, delta = pair
+    name = "head.cls.predictions.bias"
+    facts = {"base_hash": backbone_hash(base), "head_hash": hash_of(named(base), [name]), "task": "t"}
+    graft = Graft.cut({name: torch.tensor([1])}, delta, manifest=facts)
+    with graft.apply(base):
+        pass
+    with torch.no_grad():
+        named(base)[name].add_(1)
+    with pytest.raises(TreeError, match="this model's weights are"):
+        graft.merge_into(base)
+    Graft.cut({"embeddings.LayerNorm.weight": torch.tensor([1])}, delta, manifest=facts).merge_into(base)
 
 
 def test_the_hash_is_of_the_backbone_alone_and_follows_changes() -> None:

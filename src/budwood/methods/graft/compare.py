@@ -20,6 +20,7 @@ from budwood.methods.graft.merging import merged
 from budwood.methods.graft.pair import open_pair
 from budwood.methods.session import RUNS, Session
 from budwood.models.grafted import loaded_hash
+from budwood.models.load import Loaded
 from budwood.models.load import save as save_model
 from budwood.models.reference import ModelRef, resolve
 from budwood.params import mask as masks
@@ -90,6 +91,7 @@ def own_scores(session: Session, base: ModelRef, graft: Graft) -> Scores:
 def _gains(session: Session, grafts: dict[str, Graft]) -> dict[str, Any]:
     """Score of every graft on every graft's task, less the base's."""
     base = resolve(session.cfg.base, runs_dir=RUNS, offline=session.cfg.offline)
+    _fitting(session, base, grafts)
     names = list(grafts)
     gain: list[list[float | None]] = [[None] * len(names) for _ in names]
     skipped = {}
@@ -108,16 +110,22 @@ def _gains(session: Session, grafts: dict[str, Graft]) -> dict[str, Any]:
     return {"gain": gain, **({"skipped": skipped} if skipped else {})}
 
 
+def _fitting(session: Session, base: ModelRef, grafts: dict[str, Graft]) -> Loaded:
+    """The base, refused at once where it is not the one that every graft was cut for."""
+    loaded = heads.load_for(base, grafts, session.cfg.device)
+    known = None if session.cfg.force else loaded_hash(base, loaded.model)
+    for graft in grafts.values():
+        check(graft, loaded.model, session.cfg.force, known)
+    return loaded
+
+
 def stitch(session: Session) -> dict[str, Any]:
     """Several grafts on one base as model/, and what each task keeps of its gain."""
     cfg = session.cfg
     base, grafts = session.models[0], open_grafts(session.models[1:], 1)
     if base.kind == "graft":
         raise ModelError(f"'{base.text}' is a graft. The first word is the model that the grafts go on.")
-    loaded = heads.load_for(base, grafts, cfg.device)
-    known = None if cfg.force else loaded_hash(base, loaded.model)
-    for graft in grafts.values():
-        check(graft, loaded.model, cfg.force, known)
+    loaded = _fitting(session, base, grafts)
     one = merged(list(grafts.values()), cfg, loaded.model)
     with session.progress.stage("score"):
         results = [_kept(session, base, name, graft, one) for name, graft in grafts.items()]

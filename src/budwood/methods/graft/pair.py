@@ -18,7 +18,7 @@ from budwood.models.grafted import loaded_hash
 from budwood.models.load import Loaded, load
 from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading
 from budwood.models.reference import ModelRef
-from budwood.params.graft import Graft, backbone_hash
+from budwood.params.graft import Graft, backbone_hash, hash_of, head_names
 from budwood.params.graft_file import HEADS
 from budwood.params.mask import Mask, graftable
 from budwood.params.tree import named
@@ -64,6 +64,8 @@ class Pair:
             "reading": {k: _plain(getattr(self.cfg, k)) for k in READ_KEYS} | {"mode": self.read.mode},
             "graftable": len(self.delta_P),
         }
+        if heads := head_names(mask):
+            facts["head_hash"] = hash_of(named(self.read.loaded.model), heads)
         return Graft.cut(mask, self.delta, self.head, {**facts, **(manifest or {})}, dtype)
 
 
