@@ -18,10 +18,10 @@ from budwood.data.task import Row
 from budwood.errors import BudwoodError, ConfigError, ModelError, TreeError
 from budwood.figures.graft import size_curve
 from budwood.figures.save import drawing, save
-from budwood.methods.graft import choice, learned, rules
+from budwood.methods.graft import choice, compare, learned, rules
 from budwood.methods.graft import learn as graft_learn
 from budwood.methods.graft.compare import show
-from budwood.methods.graft.measure import Scores, recovered, temperature_from
+from budwood.methods.graft.measure import Scores, other_task, recovered, temperature_from
 from budwood.methods.graft.merging import merged
 from budwood.methods.graft.pair import Pair, open_pair
 from budwood.methods.graft.parity import Published, published
@@ -344,6 +344,17 @@ def test_overlap_on_another_base_is_refused(place: Path, tmp_path: Path, monkeyp
         replace(graft, manifest={**graft.manifest, "task": "tiny-sentiment"}).save(f"{name}.graft")
     with pytest.raises(TreeError, match="--force"):
         run("graft overlap", ["a.graft", "b.graft"], "", {"threads": 1, "base": str(place / "prompt")})
+
+
+def test_a_graft_opens_no_file_of_its_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"w{i},{i % 2}\n" for i in range(40)))
+    cfg, graft = GraftStitchConfig(), Graft({}, {}, {}, {}, {"task": "rows.csv"})
+    with pytest.raises(BudwoodError, match="neither shipped nor public"):
+        compare._task_of(cfg, graft)
+    given = cfg.model_copy(update={"task": "rows.csv"})
+    name = other_task(given, "rows.csv").name
+    assert compare._task_of(given, Graft({}, {}, {}, {}, {"task": name})).labels == ("0", "1")
 
 
 def test_merging_baselines_on_a_case_by_hand() -> None:

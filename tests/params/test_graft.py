@@ -207,6 +207,15 @@ HOSTILE = {
     ),
     "a stray tensor": (lambda t, m: t.update(more=np.ones(2, np.float32)), "'more' as a whole"),
     "a number cut off": (lambda t, m: t.update(indices=np.array([1, 0x81], np.uint8)), "middle of a number"),
+    "an empty tensor": (lambda t, m: m.update(tensors=[["w", [2, 3], 2], ["v", [0], 0]]), "no tensor"),
+    "an empty head": (lambda t, m: t.update({"head:head.w": np.ones(0, np.float32)}), "without weights"),
+    "labels that are none": (lambda t, m: m.update(labels=5), "'labels' are no list"),
+    "a task that is no name": (lambda t, m: m.update(task=["a"]), "'task' is no text"),
+    "a count that is none": (lambda t, m: m.update(graftable="many"), "'graftable' is no count"),
+    "a broken letter": (lambda t, m: m.update(task="\ud800"), "broken text"),
+    "an escape": (lambda t, m: m.update(metrics={"a": ["\x1b[2J"]}), "control characters"),
+    "a reading of another kind": (lambda t, m: m.update(reading={"mode": "magic"}), "'reading' has a 'mode'"),
+    "a reading with more in it": (lambda t, m: m.update(reading={"data_dir": "/"}), "'reading' is not how"),
     "an endless number": (lambda t, m: t.update(indices=np.array([0xFF] * 12 + [1], np.uint8)), "longer than any"),
 }
 
@@ -216,6 +225,21 @@ def test_a_hostile_file_is_refused(name: str, tmp_path: Path) -> None:
     change, told = HOSTILE[name]
     with pytest.raises(TreeError, match=f"not to be trusted: .*{told}"):
         Graft.load(forged(tmp_path / "x.graft", change))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"tensors": [], "size": NaN}'])
+def test_a_manifest_that_is_no_json_is_told_in_a_sentence(text: str, tmp_path: Path) -> None:
+    path = forged(tmp_path / "x.graft", lambda t, m: None)
+    tensors = dict(load_file(path))
+    save_file(tensors, path, metadata=graft_file.metadata(text, tensors))
+    for ask in (Graft.load, graft_file.manifest_of):
+        with pytest.raises(TreeError, match="its manifest is not JSON"):
+            ask(path)
+
+
+def test_the_manifest_alone_is_checked_too(tmp_path: Path) -> None:
+    with pytest.raises(TreeError, match="not to be trusted"):
+        graft_file.manifest_of(forged(tmp_path / "x.graft", lambda t, m: m.update(labels=5)))
 
 
 def test_an_honest_forgery_loads(tmp_path: Path) -> None:

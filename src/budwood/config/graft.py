@@ -149,8 +149,8 @@ class GraftLearnConfig(ReadConfig, GraftableConfig, DataConfig, JobsConfig, RunC
 class GraftOverlapConfig(ReadConfig, DataConfig, RunConfig):
     """Everything `graft overlap` can be told."""
 
-    task: Annotated[str, Parameter(group=DATA, show=False)] = Field(
-        "", description="Not needed: every graft names its task."
+    task: Annotated[str, Parameter(group=DATA)] = Field(
+        "", description="For a graft whose task is your own file: that file; shipped and public ones need none."
     )
     base: Annotated[str | None, Parameter(group=GRAFT)] = Field(
         None, description="The model the grafts are for: also score every graft on every graft's task."
@@ -160,8 +160,8 @@ class GraftOverlapConfig(ReadConfig, DataConfig, RunConfig):
 class GraftStitchConfig(ReadConfig, DataConfig, RunConfig):
     """Everything `graft stitch` can be told."""
 
-    task: Annotated[str, Parameter(group=DATA, show=False)] = Field(
-        "", description="Not needed: every graft names its task."
+    task: Annotated[str, Parameter(group=DATA)] = Field(
+        "", description="For a graft whose task is your own file: that file; shipped and public ones need none."
     )
     method: Annotated[Literal["stitch", "arithmetic", "ties", "dare", "fisher"], Parameter(group=GRAFT)] = Field(
         "stitch",

@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
-from budwood.errors import BudwoodError, ConfigError, ModelError
+from budwood.data.registry import PUBLIC
+from budwood.data.source import shipped_names
+from budwood.data.task import Task
+from budwood.errors import BudwoodError, ConfigError, DataError, ModelError, TreeError
 from budwood.figures.graft import matrix
 from budwood.figures.save import drawing, save
 from budwood.methods.graft import heads
@@ -79,13 +82,32 @@ def _draw(session: Session, name: str, values: Any, names: Any, title: str) -> N
 def own_scores(session: Session, base: ModelRef, graft: Graft) -> Scores:
     """The base on a graft's own task, read as it was when the graft was made, with the graft's head."""
     reading = {k: tuple(v) if isinstance(v, list) else v for k, v in graft.manifest.get("reading", {}).items()}
-    scores = scores_on(session.cfg, base, other_task(session.cfg, graft.task), reading)
+    scores = scores_on(session.cfg, base, _task_of(session.cfg, graft), reading)
     check(graft, scores.read.loaded.model, session.cfg.force)
     parameters = named(scores.read.loaded.model)
+    for name, value in graft.head.items():
+        if name not in parameters or parameters[name].shape != value.shape:
+            raise TreeError(
+                f"The graft for '{graft.task}' brings a head tensor '{name}' of shape {tuple(value.shape)}, which the "
+                "model has no place for. Make it again for this task."
+            )
     with torch.no_grad():
         for name, value in graft.head.items():
             parameters[name].copy_(value)
     return scores
+
+
+def _task_of(cfg: Any, graft: Graft) -> Task:
+    """The task a graft names: a shipped or public one, or the one given with --task. A file opens no other file."""
+    if graft.task in (*shipped_names(), *PUBLIC):
+        return other_task(cfg, graft.task)
+    given = other_task(cfg, cfg.task) if cfg.task else None
+    if given is None or given.name != graft.task:
+        raise DataError(
+            f"The graft names the task '{graft.task}', which is neither shipped nor public, so its rows are not looked "
+            "for. Give the task with --task."
+        )
+    return given
 
 
 def _gains(session: Session, grafts: dict[str, Graft]) -> dict[str, Any]:

@@ -20,11 +20,10 @@ from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, readi
 from budwood.models.reference import ModelRef
 from budwood.params.graft import Graft, backbone_hash, hash_of, head_names
 from budwood.params.graft_file import HEADS
+from budwood.params.graft_manifest import READ_KEYS
 from budwood.params.mask import Mask, graftable
 from budwood.params.tree import named
 from budwood.train.plan import device_for
-
-READ_KEYS = ("mode", "pool", "template", "label_words", "max_length", "truncate")  # kept in a graft's manifest
 
 
 @dataclass(frozen=True)
