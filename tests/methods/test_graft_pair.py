@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 import budwood as bw
 from budwood.config.finetune import Mode
 from budwood.config.graft import GraftLearnConfig
+from budwood.data.task import Template
+from budwood.errors import ConfigError, DataError, TreeError
+from budwood.methods.graft import measure
 from budwood.methods.graft.pair import open_pair
 from budwood.models.grafted import remembered_hash
 from budwood.models.load import HeadSpec, load, save
@@ -17,6 +21,7 @@ from budwood.models.reference import resolve
 from budwood.params import mask as masks
 from budwood.params.graft import Graft, backbone_hash
 from budwood.params.tree import named
+from budwood.studies.api import run
 from tests.cases import write_model
 from tests.methods.graft_for_tests import learn, toy_task
 
@@ -72,3 +77,34 @@ def test_a_pooler_that_the_base_has_goes_along_with_the_head(tmp_path: Path, mon
     assert "pooler.dense.weight" in Graft.load(m["file"]).head
     here = bw.evaluate(f"base+{m['file']}", toy_task(), threads=1).metrics
     assert here["loss"] == pytest.approx(bw.evaluate("tuned", toy_task(), threads=1).metrics["loss"], abs=1e-5)
+
+
+def test_a_shifted_set_is_matched_by_the_names_of_its_labels(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows under turned labels score the same; other names are refused, however many there are."""
+    task = toy_task()
+    rows = {k: tuple(replace(r, label=1 - int(r.label)) for r in v) for k, v in task.splits.items()}  # type: ignore[arg-type]
+    turned = replace(task, splits=rows, labels=("yes", "no"), template=Template("{text} {mask}", ("w6", "w5")))
+    for mode in ("head", "prompt"):
+        pair = open_pair(CFG, resolve(str(place / "base")), resolve(str(place / mode)), task)
+        monkeypatch.setattr(measure, "other_task", lambda cfg, name: turned)
+        scores, tuned = measure.shifted(pair, "turned")
+        own = bw.evaluate(str(place / mode), task, threads=1, out=place / f"own-{mode}").metrics
+        assert tuned.metrics["accuracy"] == own["accuracy"] > 0.6 and len(scores.rows) == own["n"]
+    monkeypatch.setattr(measure, "other_task", lambda cfg, name: replace(task, labels=("a", "b")))
+    with pytest.raises(DataError, match="needs the same labels"):
+        measure.shifted(pair, "other")
+
+
+def test_subtracting_from_another_tuned_model_is_refused(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = learn(place, "prompt", size="20", select="random").metrics["file"]
+    other = shifted_copy(place, tmp_path / "other", "prompt", "encoder.layer.0.output.dense.weight")
+    models = [str(place / "base"), other, file]
+    with pytest.raises(TreeError, match="was not cut out of"):
+        run("graft subtract", models, toy_task(), {"threads": 1, "mode": "prompt"})
+    forced = run("graft subtract", models, toy_task(), {"threads": 1, "mode": "prompt", "force": True})
+    assert forced.metrics["size"] == 20
+    with pytest.raises(ConfigError, match="embeddings"):
+        run("graft subtract", models, toy_task(), {"embeddings": True})

@@ -182,7 +182,7 @@ class GraftStitchConfig(ReadConfig, DataConfig, RunConfig):
     )
 
 
-class GraftSubtractConfig(ReadConfig, GraftableConfig, DataConfig, RunConfig):
+class GraftSubtractConfig(ReadConfig, DataConfig, RunConfig):
     """Everything `graft subtract` can be told."""
 
     off_task: Annotated[tuple[str, ...], Parameter(group=DATA, negative="")] = Field(

@@ -28,8 +28,8 @@ CURVE = (0.001, 0.01, 0.05)
 def step(session: Session, name: str, verb: str, models: Sequence[str], **settings: Any) -> Result:
     """One verb inside the study."""
     cfg = session.cfg
-    passed = ("seed", "data_seed", "model_seed", "threads", "device", "data_dir", "offline")
-    passed += ("limit", "limit_eval", "shots")
+    machine = ("seed", "model_seed", "threads", "device")
+    passed = (*machine, "data_seed", "data_dir", "offline", "limit", "limit_eval", "shots")
     fields = verb_named(verb).settings.model_fields
     shared = {k: getattr(cfg, k) for k in passed if k in fields and getattr(cfg, k) not in (None, ())}
     given = {**shared, "progress": "none", "out": session.run.file("steps", name), **settings}

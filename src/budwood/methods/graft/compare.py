@@ -191,8 +191,14 @@ def subtract(session: Session) -> dict[str, Any]:
     if len(session.models) != 3 or session.models[2].kind != "graft":
         raise ConfigError("`graft subtract` takes BASE TUNED GRAFT, in this order.")
     base, tuned, (name, graft) = *session.models[:2], next(iter(open_grafts(session.models[2:], 1).items()))
-    pair = open_pair(cfg.model_copy(update={"embeddings": True, "head": True}), base, tuned, session.task)
+    pair = open_pair(cfg, base, tuned, session.task, every=True)
     check(graft, pair.read.loaded.model, cfg.force, pair.base_hash)
+    if not cfg.force and graft.manifest.get("tuned_hash") != pair.tuned_hash:
+        raise TreeError(
+            f"The graft '{name}' was not cut out of '{tuned.text}' but of "
+            f"{graft.manifest.get('tuned', 'another model')}. Give that model, or add --force to take the graft's places out of this "
+            "one all the same."
+        )
     rest = pair.graft(masks.complement(graft.index, pair.sizes))
     full, only = pair.graft(masks.everything(pair.sizes)), pair.graft(graft.index)
     scores = Scores(pair.read, pair.cfg, pair.task.rows(pair.task.reported))

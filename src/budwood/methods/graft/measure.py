@@ -17,6 +17,7 @@ from budwood.data.source import load_task
 from budwood.data.task import Row, Task
 from budwood.errors import BudwoodError, DataError
 from budwood.linalg import metrics as measure
+from budwood.methods.evaluate import renumbered
 from budwood.methods.graft.pair import Pair, tuned_reading
 from budwood.methods.graft.rules import between
 from budwood.models.load import load
@@ -133,11 +134,15 @@ def other_task(cfg: Any, name: str) -> Task:
 def shifted(pair: Pair, name: str) -> tuple[Scores, Evaluation]:
     """The pair's model on another set with the same labels, and what the tuned one does there."""
     task = other_task(pair.cfg, name)
-    if task.kind != pair.task.kind or len(task.labels) != len(pair.task.labels):
+    same_order = task.labels == pair.task.labels
+    fits = same_order or (task.kind == "label" and sorted(task.labels) == sorted(pair.task.labels))
+    if task.kind != pair.task.kind or not fits:
         raise DataError(
             f"--ood {name} has the labels {', '.join(task.labels) or task.kind}; '{pair.task.name}' has "
             f"{', '.join(pair.task.labels) or pair.task.kind}. An out-of-distribution set needs the same labels."
         )
+    if pair.read.mode == "head" and not same_order:
+        task = renumbered(task, pair.task.labels)  # a head's outputs have an order; label words have none
     cfg = pair.cfg.model_copy(update={"template": None, "label_words": ()})
     rows = task.rows(task.reported)
     tuned = evaluate(tuned_reading(pair, task, cfg), rows, cfg, getattr(cfg, "eval_batch_size", None))

@@ -72,8 +72,11 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def open_pair(cfg: Any, base: ModelRef, tuned: ModelRef, task: Task) -> Pair:
-    """Load both, refuse what does not belong together, and keep of the tuned model only what differs."""
+def open_pair(cfg: Any, base: ModelRef, tuned: ModelRef, task: Task, every: bool = False) -> Pair:
+    """Load both, refuse what does not belong together, and keep of the tuned model only what differs.
+
+    Graftable are the weights that the settings name, or `every` one.
+    """
     cfg = as_tuned(cfg.model_copy(update={"parity": False}), tuned)  # here a matter of the mask, not of reading
     task = with_labels_of(task, tuned)
     if base.model_type != tuned.model_type:
@@ -92,7 +95,7 @@ def open_pair(cfg: Any, base: ModelRef, tuned: ModelRef, task: Task) -> Pair:
     cfg = cfg.model_copy(update={"mode": mode, "pool": getattr(skilled.model, "pool", cfg.pool)})
     loaded = load(base, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device)
     _same_words(loaded, skilled)
-    return _compare(cfg, task, loaded, skilled)
+    return _compare(cfg, task, loaded, skilled, every)
 
 
 def _same_words(base: Loaded, tuned: Loaded) -> None:
@@ -105,7 +108,7 @@ def _same_words(base: Loaded, tuned: Loaded) -> None:
         )
 
 
-def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded) -> Pair:
+def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded, every: bool) -> Pair:
     before, after = named(loaded.model), named(skilled.model)
     for name in {**before, **after}:
         if name not in before or name not in after or before[name].shape != after[name].shape:
@@ -116,7 +119,7 @@ def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded) -> Pair:
                 f"'{name}' is {a} there and {b} here. Give the model that the tuned one was made from."
             )
     base_hash, tuned_hash = loaded_hash(loaded.ref, loaded.model), backbone_hash(skilled.model)
-    names = graftable(loaded.model, cfg.embeddings, cfg.head)
+    names = graftable(loaded.model, every or cfg.embeddings, every or cfg.head)
     # a head that the base never had cannot be told as a difference: it goes along whole, with the pooler it reads
     whole = {n for n in before if n.startswith(HEADS) and n in loaded.fresh}
     if cfg.mode in ("head", "span"):
