@@ -208,6 +208,13 @@ def test_soft_switches_sum_to_the_budget() -> None:
             assert float(torch.sigmoid((score - at) / heat).sum()) == pytest.approx(count, rel=1e-3)
 
 
+def test_soft_switches_of_every_tensor_sum_to_its_share(pair: Pair) -> None:
+    score = torch.randn(len(pair.delta_P), generator=torch.Generator().manual_seed(0))
+    gate = learned.switches(pair, score, 400, 0.1, per_tensor=True)
+    found = [float(part.sum()) for part in gate.split(list(pair.sizes.values()))]
+    assert found == pytest.approx(list(masks.apportion(pair.sizes, 400).values()), abs=1e-2)
+
+
 def test_the_published_step(pair: Pair) -> None:
     """With a rate of next to nothing the mask stays the one it began with; with the large one it grows."""
     start = rules.mask_of(pair, rules.movement(pair), 50)
@@ -220,7 +227,11 @@ def test_the_published_step(pair: Pair) -> None:
 def test_the_published_step_runs_as_a_verb(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     m = learn(place, "prompt", size="50", parity=True, parity_rate=1e-9).metrics
-    assert m["size"] == 50 and Path(m["file"]).exists()
+    told = Graft.load(m["file"]).manifest
+    assert m["size"] == 50 and m["select"] == told["select"] == "published"
+    assert told["command"].startswith("budwood graft learn ") and "--curve-sizes" not in told["command"]
+    for words in ("--parity", "--parity-rate 1e-09", "--mask-steps 4", "--mask-batch-size 8", "--size 50"):
+        assert words in told["command"]
 
 
 @pytest.mark.parametrize("select", ["learned", "movement", "first-order", "fisher", "random"])
@@ -373,8 +384,9 @@ def test_merging_baselines_on_a_case_by_hand() -> None:
 
     assert dense() == [1.0, -1.0, 0.0, 6.0]
     assert dense(method="arithmetic", weight=0.5) == [0.5, -1.0, 0.0, 3.0]
-    assert dense(method="ties", weight=0.5, keep=1.0) == [1.0, -4.0, 0.0, 6.0]
-    assert dense(method="ties", weight=0.5, keep=0.5) == [0.0, -4.0, 0.0, 6.0]
+    assert dense(method="arithmetic") == [0.5, -1.0, 0.0, 3.0]
+    assert dense(method="ties", keep=1.0) == [1.0, -4.0, 0.0, 6.0]
+    assert dense(method="ties", weight=0.5, keep=0.5) == [0.0, -2.0, 0.0, 3.0]
     assert dense(method="dare", weight=1.0, keep=1.0) == [1.0, -2.0, 0.0, 6.0]
     with pytest.raises(ConfigError, match="one --fisher per graft"):
         dense(method="fisher")

@@ -168,8 +168,8 @@ class GraftStitchConfig(ReadConfig, DataConfig, RunConfig):
         description="stitch: the mean where grafts overlap; arithmetic: --weight x their sum; ties: trimmed, one sign "
         "elected, then the mean; dare: a share dropped, the rest scaled up; fisher: a mean weighted by --fisher.",
     )
-    weight: Annotated[float, Parameter(group=GRAFT)] = Field(
-        0.5, gt=0, description="Factor on the sum (arithmetic, ties, dare)."
+    weight: Annotated[float | None, Parameter(group=GRAFT)] = Field(
+        None, gt=0, description="Factor on the sum (arithmetic, dare; default 0.5) or the mean (ties; default 1)."
     )
     keep: Annotated[float, Parameter(group=GRAFT)] = Field(
         0.2, gt=0, le=1, description="Share kept of each graft (ties: the largest; dare: at random)."

@@ -21,6 +21,7 @@ from budwood.methods.graft import heads
 from budwood.methods.graft.measure import Scores, damage, other_task, recovered, scores_on
 from budwood.methods.graft.merging import merged
 from budwood.methods.graft.pair import open_pair
+from budwood.methods.graft.parts import share_map
 from budwood.methods.session import RUNS, Session
 from budwood.models.grafted import loaded_hash
 from budwood.models.load import Loaded
@@ -196,8 +197,8 @@ def subtract(session: Session) -> dict[str, Any]:
     if not cfg.force and graft.manifest.get("tuned_hash") != pair.tuned_hash:
         raise TreeError(
             f"The graft '{name}' was not cut out of '{tuned.text}' but of "
-            f"{graft.manifest.get('tuned', 'another model')}. Give that model, or add --force to take the graft's places out of this "
-            "one all the same."
+            f"{graft.manifest.get('tuned', 'another model')}. Give that model, or add --force to take the graft's "
+            "places out of this one all the same."
         )
     rest = pair.graft(masks.complement(graft.index, pair.sizes))
     full, only = pair.graft(masks.everything(pair.sizes)), pair.graft(graft.index)
@@ -224,31 +225,15 @@ def subtract(session: Session) -> dict[str, Any]:
 
 
 def show(path: str) -> dict[str, Any]:
-    """What a graft file says about itself, and its share of every layer and module."""
-    from budwood.methods.graft.parts import module_of, row_of
-
+    """What a graft file says about itself, and its share of every layer and module, of the tensors that it changes."""
     ref = resolve(path, runs_dir=RUNS)
     if ref.kind != "graft":
         raise ConfigError(f"'{path}' is a model, not a graft. Give a NAME.graft file or a run of `graft learn`.")
     file = ref.grafts[0]
     graft = Graft.load(file)
-    cells: dict[tuple[str, str], list[int]] = {}
-    for name, index in graft.index.items():
-        cell = cells.setdefault((row_of(name), module_of(name)), [0, 0])
-        cell[0] += len(index)
-        cell[1] += torch.Size(graft.shape[name]).numel()
-    order = sorted(cells, key=lambda c: (not c[0].isdigit(), int(c[0]) if c[0].isdigit() else 0, c[1]))
-    rows = [
-        {
-            "layer": layer,
-            "module": module,
-            "weights": cells[layer, module][0],
-            "share": cells[layer, module][0] / max(1, graft.size),
-            "of": cells[layer, module][1],
-            "density": cells[layer, module][0] / cells[layer, module][1],
-        }
-        for layer, module in order
-    ]
+    sizes = {n: torch.Size(shape).numel() for n, shape in graft.shape.items()}
+    rows = share_map({n: len(i) for n, i in graft.index.items()}, sizes)
+    rows.sort(key=lambda r: (not r["layer"].isdigit(), int(r["layer"]) if r["layer"].isdigit() else 0, r["module"]))
     facts = {
         "file": str(file),
         "bytes": file.stat().st_size,

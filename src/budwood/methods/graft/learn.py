@@ -14,6 +14,7 @@ from budwood.data.task import Row
 from budwood.errors import ConfigError
 from budwood.figures.graft import layer_module_map, size_curve
 from budwood.figures.save import drawing, save
+from budwood.methods.card import command
 from budwood.methods.graft import choice, measure
 from budwood.methods.graft.measure import Side, agreement, summary
 from budwood.methods.graft.pair import Pair
@@ -44,6 +45,11 @@ class Bench:
         """The verb's settings."""
         cfg: GraftLearnConfig = self.session.cfg
         return cfg
+
+    @property
+    def rule(self) -> str:
+        """How the graft's weights are chosen."""
+        return choice.PUBLISHED if self.cfg.parity else self.cfg.select
 
     def mask(self, rule: str, count: int) -> Mask:
         """Exactly `count` weights by a rule."""
@@ -119,7 +125,7 @@ def _chosen(bench: Bench) -> Mask:
             f"--size {cfg.size} is {count:,} weights, and this model has {total:,} graftable ones. Ask for 1 to "
             f"{total:,}, or take in more with --embeddings and --head."
         )
-    return bench.mask(choice.PUBLISHED if cfg.parity else cfg.select, count)
+    return bench.mask(bench.rule, count)
 
 
 def _smallest(bench: Bench, wanted: float) -> Mask:
@@ -151,7 +157,7 @@ def _facts(bench: Bench, graft: Graft, states: dict[str, Any]) -> dict[str, Any]
         "metric": test.tuned.metrics["metric"],
         "score": states["graft"]["score"],
         "n": len(test.scores.rows),
-        "select": bench.cfg.select,
+        "select": bench.rule,
         "size": graft.size,
         "fraction": graft.size / total,
         "graftable": total,
@@ -243,15 +249,14 @@ def _keep(bench: Bench, draft: Graft, facts: dict[str, Any]) -> None:
     name = cfg.name or "".join(c if c.isalnum() or c in "._-" else "-" for c in bench.pair.task.name)
     manifest = {
         **draft.manifest,
-        "select": cfg.select,
+        "select": bench.rule,
         "size": draft.size,
         "seed": cfg.seed,
         "rows": bench.pair.task.digest,
         "tuned": session.models[1].text,
         "metrics": {k: facts[k] for k in ("metric", "recovered", "n")}
         | {k: facts[k]["score"] for k in ("base", "tuned", "graft")},
-        "command": f"budwood graft learn {session.models[0].text} {session.models[1].text} --task {cfg.task} "
-        f"--size {cfg.size} --select {cfg.select}",
+        "command": command(session),
     }
     graft = Graft(draft.index, draft.delta, draft.shape, draft.head, manifest)
     path = session.run.file(f"{name}.graft")
