@@ -14,6 +14,7 @@ import torch
 
 import budwood as bw
 from budwood.config.graft import GraftLearnConfig, GraftStitchConfig, parse_size
+from budwood.data.batch import seed_of
 from budwood.data.task import Row
 from budwood.errors import BudwoodError, ConfigError, ModelError, TreeError
 from budwood.figures.graft import size_curve
@@ -216,8 +217,26 @@ def test_soft_switches_of_every_tensor_sum_to_its_share(pair: Pair) -> None:
 
 
 def test_the_published_step(pair: Pair) -> None:
-    """With a rate of next to nothing the mask stays the one it began with; with the large one it grows."""
+    """One step of S by hand; then the extremes: a rate of next to nothing leaves the mask, a large one grows it."""
+    plan, model, objective = Published(1, 1e3, 1.0, 0), pair.read.loaded.model, pair.read.objective
     start = rules.mask_of(pair, rules.movement(pair), 50)
+    on = torch.zeros(len(pair.delta_P))
+    on[masks.join(start, pair.sizes)] = 1.0
+    free = torch.rand(len(on), generator=torch.Generator().manual_seed(seed_of(0, "published mask")))
+    gate = lambda: torch.where(on == 1, 1 - torch.sigmoid(free - 1.0), torch.sigmoid(free - 1.0))
+    soft = {n: v * g.view_as(v) for (n, v), g in zip(pair.delta.items(), gate().split(list(pair.sizes.values())))}
+    features = pair.read.encode(pair.task.rows("train"))
+    with Graft.cut(masks.everything(pair.sizes), soft).apply(model, force=True):
+        batch = pair.read.feed(features)(np.arange(len(features)), 0)
+        loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).mean()
+        grads = torch.autograd.grad(loss, [named(model)[n] for n in pair.shapes])
+    slope = torch.sigmoid(free - 1.0) * (1 - torch.sigmoid(free - 1.0))
+    free = free - 1e3 * torch.cat([g.reshape(-1) for g in grads]) * pair.delta_P * slope * torch.where(on == 1, -1, 1)
+    wanted = masks.split((gate() > 0.5).nonzero()[:, 0], pair.sizes)
+    found = published(pair, 50, plan, lambda mask: 1.0)
+    assert 60 < masks.count(wanted) < len(on) - 60
+    apart = masks.count(found) + masks.count(wanted) - 2 * masks.common(found, wanted)
+    assert apart <= len(on) // 1000  # float sums in another order may turn a switch that stands on the edge
     score = lambda mask: float(masks.count(mask))
     still = published(pair, 50, Published(2, 1e-9, 10.0, 0), score)
     assert all(torch.equal(still[n], start[n]) for n in start) and masks.count(still) == 50

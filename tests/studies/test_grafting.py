@@ -22,6 +22,7 @@ from budwood.params.graft import Graft
 from budwood.params.tree import named
 from budwood.studies import grafting
 from budwood.studies.api import run
+from budwood.studies.recipe import Wishes, commands, read_recipe
 
 SMALL = {"shots": 4, "limit_eval": 12, "max_steps": 2, "threads": 1, "tasks": "tiny-sentiment,tiny-topic"}
 
@@ -96,3 +97,14 @@ def test_training_inside_a_graft_moves_nothing_else(tmp_path: Path, monkeypatch:
     before, after = (named(load(resolve(x), "mlm").model) for x in ("tiny-bert", str(tuned.run)))
     changed = {n: (before[n] != after[n]).reshape(-1).nonzero()[:, 0].tolist() for n in before}
     assert {n: i for n, i in changed.items() if i} == {name: [3, 500]}
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_the_recipe_asks_for_what_the_verbs_know(small: bool) -> None:
+    script = read_recipe("grafting", Wishes(small=small))
+    steps = {s.id: s for s in script.steps}
+    assert list(steps) == ["tuned", "adamw", "bitfit", "graft", "graft-adamw", "published"]
+    assert steps["published"].settings["parity"] is True and steps["graft"].settings["curve"] is True
+    lines = commands(script)
+    assert all(line.startswith(("budwood finetune ", "budwood graft learn ")) for line in lines)
+    assert ("--optimizer sgd" in lines[0]) and ("--parity" in lines[-1])
