@@ -5,7 +5,9 @@ python benchmarks/graft.py [MODEL]      prints a table, then one JSON object
 Seconds are those of this process on one core, so that a busy machine does not blur the ratios. Memory is what the
 process holds at its peak while a mask is learned: the blocks of the model, the changes, and everything that comes on
 top from the first gradient to the mask. Activations are the same for every way of learning on these rows (a plain
-backward pass that keeps no gradient shows how much they are), so copies are given with and without them.
+backward pass that keeps no gradient shows how much they are), so copies are given with and without them. The same is
+measured around the whole verb, from reading the rows to writing the file; there also the weights that no graft changes
+(embeddings, head) come on top, and are given with and without.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ from budwood.models.reference import resolve
 from budwood.params import mask as masks
 from budwood.params.graft import Graft
 from budwood.params.tree import named
+from budwood.studies.api import run
 from budwood.train.fit import Keeping, fit
 from budwood.train.plan import make_plan, prepare_model
 
 ROWS = 32
+VERBS: dict[str, dict[str, Any]] = {"the_verb": {}, "the_verb_with_curve": {"curve": True, "curve_sizes": (0.01, 0.05)}}
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("BUDWOOD_SHARED", ROOT.parent / "shared"))
 
@@ -83,6 +87,15 @@ def memory(pair: Pair) -> tuple[float, float]:
     return held / (4 * total), peak(backward) / (4 * total)
 
 
+def verb_memory(model: str, tuned: str, place: Path, **settings: Any) -> int:
+    """Bytes that the process grows by in `graft learn` from its first line to its last."""
+    given = {"mode": "prompt", "shots": 64, "limit_eval": 64, "threads": 1}
+    wish = {**given, "mask_steps": 3, "mask_batch_size": ROWS, "size": "1%", "progress": "none", **settings}
+    return peak(
+        lambda: run("graft learn", [model, tuned], "tiny-sentiment", {**wish, "out": place / f"verb-{len(settings)}"})
+    )
+
+
 def paced(work: Any) -> list[float]:
     """Seconds of every step that calls back."""
     marks: list[float] = []
@@ -117,8 +130,11 @@ def main() -> None:
         pair = open_pair(cfg, resolve(model), resolve(tuned), task)
         total = len(pair.delta_P)
         held, activations = memory(pair)
+        rest = sum(p.numel() for p in pair.read.loaded.model.parameters()) - total
         mask, train = steps(pair, max(1, total // 100))
         loading, applying = apply_cost(model, pair, Path(place))
+        del pair
+        verb = {k: verb_memory(model, tuned, Path(place), **v) / (4 * total) for k, v in VERBS.items()}
     found = {
         "model": Path(model).name,
         "graftable": total,
@@ -127,6 +143,8 @@ def main() -> None:
         "mask_over_training": mask / train,
         "copies_of_graftable": held - activations,
         "copies_with_activations": held,
+        **{f"copies_in_{k}": v - activations - rest / total for k, v in verb.items()},
+        **{f"copies_in_{k}_with_all": v for k, v in verb.items()},
         "load_seconds": loading,
         "apply_seconds": applying,
         "apply_over_load": applying / loading,

@@ -1,4 +1,4 @@
-"""`graft`: rules against slow versions, exact sizes, files that work without the tuned model, bad input."""
+"""`graft`: exact sizes, files that work without the tuned model, several of them, bad input."""
 
 from __future__ import annotations
 
@@ -14,153 +14,31 @@ import torch
 
 import budwood as bw
 from budwood.config.graft import GraftLearnConfig, GraftStitchConfig, parse_size
-from budwood.data.task import Row, Task, Template
+from budwood.data.task import Row
 from budwood.errors import BudwoodError, ConfigError, ModelError, TreeError
-from budwood.methods.graft import choice, learned, rules
+from budwood.figures.graft import size_curve
+from budwood.figures.save import drawing, save
+from budwood.methods.graft import choice, compare
 from budwood.methods.graft import learn as graft_learn
 from budwood.methods.graft.compare import show
-from budwood.methods.graft.measure import Scores, recovered, temperature_from
+from budwood.methods.graft.measure import Scores, other_task, recovered, temperature_from
 from budwood.methods.graft.merging import merged
-from budwood.methods.graft.pair import Pair, open_pair
-from budwood.methods.graft.parity import Published, published
+from budwood.methods.graft.pair import Pair
 from budwood.models.load import HeadSpec, load
 from budwood.models.reference import resolve
 from budwood.params import mask as masks
-from budwood.params import tree
 from budwood.params.graft import Graft
 from budwood.params.tree import named, values
 from budwood.studies.api import run
 from budwood.train.evaluate import Evaluation
 from tests.cases import write_model
-
-
-def toy_task(kind: str = "no yes", seed: int = 0) -> Task:
-    """The label is whether w7 stands in the text."""
-    rng = np.random.default_rng(seed)
-
-    def row(i: int) -> Row:
-        words = [f"w{j}" for j in rng.integers(8, 40, rng.integers(2, 9))] + ["w7"] * (i % 2)
-        return Row(f"r{seed}.{i}", " ".join(words), label=i % 2)
-
-    rows = tuple(row(i) for i in range(120))
-    template = Template(masked="{text} {mask}", words=("w5", "w6"))
-    splits = {"train": rows[:60], "validation": rows[60:80], "test": rows[80:]}
-    return Task("toy", "label", splits, tuple(kind.split()), template=template)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base and two fine-tuned copies of it: label words at a mask, and a head."""
-    path = tmp_path_factory.mktemp("grafts")
-    base = str(write_model(path / "base", "bert", "lm"))
-    common: dict[str, Any] = {"threads": 1, "max_steps": 60, "lr": 3e-3, "batch_size": 16}
-    bw.finetune(base, toy_task(), mode="prompt", out=path / "prompt", freeze="embeddings,head", **common)
-    bw.finetune(base, toy_task(), mode="head", out=path / "head", freeze="embeddings", **common)
-    return path
-
-
-@pytest.fixture
-def pair(place: Path) -> Pair:
-    cfg = GraftLearnConfig(task="toy", data_seed=0, model_seed=0)
-    return open_pair(cfg, resolve(str(place / "base")), resolve(str(place / "prompt")), toy_task())
-
-
-def learn(place: Path, tuned: str, **settings: Any) -> Any:
-    defaults = {"threads": 1, "mask_steps": 4, "mask_batch_size": 8}
-    return bw.graft(str(place / "base"), str(place / tuned), toy_task(), **{**defaults, **settings})
+from tests.methods.graft_for_tests import learn, toy_task
 
 
 def logits(model: str, mode: str = "prompt") -> torch.Tensor:
     loaded = load(resolve(model), mode, HeadSpec(labels=("no", "yes")) if mode == "head" else None)  # type: ignore[arg-type]
     with torch.no_grad():
         return loaded.model(input_ids=torch.arange(2, 26).view(2, 12)).logits  # type: ignore[no-any-return]
-
-
-def test_rules_equal_the_slow_ones(pair: Pair) -> None:
-    assert torch.equal(rules.movement(pair), pair.delta_P.abs())
-    model, objective = pair.read.loaded.model, pair.read.objective
-    features = pair.read.encode(pair.task.rows("train"))
-    grad, square = torch.zeros(len(pair.delta_P)), torch.zeros(len(pair.delta_P))
-    for n in range(len(features)):
-        batch = pair.read.feed(features)(np.array([n]), 0)
-        loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).sum()
-        own = torch.autograd.grad(loss, [named(model)[x] for x in pair.shapes], allow_unused=True)
-        flat = torch.cat(
-            [torch.zeros(s.numel()) if g is None else g.reshape(-1) for g, s in zip(own, pair.shapes.values())]
-        )
-        grad += flat / len(features)
-        square += flat.square()
-    torch.testing.assert_close(rules.first_order(pair), -grad * pair.delta_P, rtol=1e-3, atol=1e-8)
-    wanted = square * pair.delta_P**2
-    torch.testing.assert_close(rules.fisher(pair, None), wanted, rtol=1e-3, atol=1e-5 * float(wanted.max()))
-
-
-def mean_loss(pair: Pair) -> float:
-    model, objective = pair.read.loaded.model, pair.read.objective
-    features = pair.read.encode(pair.task.rows("train"))
-    batch = pair.read.feed(features)(np.arange(len(features)), 0)
-    with torch.no_grad():
-        return float(objective.loss(objective.logits(model, batch), objective.targets(batch)).mean())
-
-
-def test_scores_along_the_way_sum_to_what_tuning_takes_off_the_loss(pair: Pair) -> None:
-    """The gradient theorem, and one point by hand: -gradient at half the way x change."""
-    base = mean_loss(pair)
-    with pair.graft(masks.everything(pair.sizes)).apply(pair.read.loaded.model, force=True):
-        tuned = mean_loss(pair)
-    assert float(rules.first_order(pair, 12).double().sum()) == pytest.approx(base - tuned, rel=0.02)
-    halfway = Graft.cut(masks.everything(pair.sizes), {n: v / 2 for n, v in pair.delta.items()})
-    with halfway.apply(pair.read.loaded.model, force=True):
-        wanted = -rules.gradient(pair) * pair.delta_P
-    torch.testing.assert_close(rules.first_order(pair, 1), wanted, rtol=1e-3, atol=1e-6 * float(wanted.abs().max()))
-
-
-@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
-def test_the_way_back_from_between_is_exact(pair: Pair, size: float) -> None:
-    model, before = pair.read.loaded.model, values(pair.read.loaded.model)
-    change = torch.randn(len(pair.delta_P), generator=torch.Generator().manual_seed(0)) * size
-    moved = replace(pair, delta_P=change)
-    with pytest.raises(KeyError), rules.between(moved, 0.3):
-        for name, part in moved.delta.items():
-            torch.testing.assert_close(named(model)[name].detach(), before[name] + 0.3 * part)
-        raise KeyError
-    assert all(torch.equal(v, before[n]) for n, v in values(model).items())
-
-
-def test_the_fisher_of_adam_costs_nothing(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    common: dict[str, Any] = {"threads": 1, "max_steps": 8, "lr": 3e-3, "freeze": "embeddings,head", "mode": "prompt"}
-    bw.finetune(str(place / "base"), toy_task(), out="tuned", save_second_moments=True, **common)
-    cfg = GraftLearnConfig(task="toy", data_seed=0, model_seed=0)
-    pair = open_pair(cfg, resolve(str(place / "base")), resolve("tuned"), toy_task())
-    moments = masks.flat({n: tree.load(Path("tuned/adam.safetensors"))[0][n] for n in pair.shapes})
-    assert float(moments.max()) > 0
-    for given in ("adam", "tuned", "tuned/adam.safetensors"):
-        assert torch.equal(rules.fisher(pair, Path(given)), moments * pair.delta_P * pair.delta_P)
-    found = learn(place, "prompt", size="40", select="fisher", fisher=(Path("tuned"),)).metrics
-    assert found["size"] == 40
-    with pytest.raises(ModelError, match="keeps no second moments"):
-        learn(place, "prompt", size="40", select="fisher", fisher=(Path("adam"),))
-    other = open_pair(cfg, resolve(str(place / "base")), resolve(str(place / "prompt")), toy_task())
-    tree.save(tmp_path / "adam.safetensors", {"x": torch.ones(1)}, {"artefact": "second moments"})
-    with pytest.raises(TreeError, match="nothing that fits"):
-        rules.fisher(other, tmp_path / "adam.safetensors")
-
-
-def test_a_killed_learning_goes_on_where_it_stopped(pair: Pair, tmp_path: Path) -> None:
-    plain = learned.straight_through(pair, 300, learned.Steps(6, 16, 0.5, 0))
-    done: list[str] = []
-
-    def advance(n: int, note: str) -> None:
-        done.append(note)
-        if len(done) == 4:
-            raise KeyboardInterrupt
-
-    steps = learned.Steps(6, 16, 0.5, 0, advance=advance, state=tmp_path / "state", every=0.0)
-    with pytest.raises(KeyboardInterrupt):
-        learned.straight_through(pair, 300, steps)
-    again = learned.straight_through(pair, 300, steps)
-    assert len(done) == 6 and all(torch.equal(again[n], plain[n]) for n in plain)
 
 
 def test_a_killed_run_makes_no_mask_twice(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,54 +72,14 @@ def test_workers_choose_the_same(place: Path, tmp_path: Path, monkeypatch: pytes
     assert Path(alone.metrics["file"]).read_bytes() == Path(two.metrics["file"]).read_bytes()
 
 
-@pytest.mark.parametrize("estimator", ["straight-through", "annealed"])
-@pytest.mark.parametrize("count", [1, 333])
-def test_a_learned_mask_has_its_size_and_leaves_the_base_alone(pair: Pair, estimator: str, count: int) -> None:
-    before = values(pair.read.loaded.model)
-    mask = learned.ESTIMATORS[estimator](pair, count, learned.Steps(5, 16, 0.5, 0))
-    again = learned.ESTIMATORS[estimator](pair, count, learned.Steps(5, 16, 0.5, 0))
-    assert masks.count(mask) == count and all(torch.equal(mask[n], again[n]) for n in mask)
-    assert all(torch.equal(v, before[n]) for n, v in values(pair.read.loaded.model).items())
-    assert all(p.grad is None for p in pair.read.loaded.model.parameters())
-
-
-def test_learning_moves_scores_along_the_true_gradient(pair: Pair) -> None:
-    """Two steps by hand: the first only measures, the second moves by rate x direction / length of the first."""
-    count, steps = 200, learned.Steps(2, 60, 0.5, 0)
-    score = rules.first_order(pair, steps.points)
-    score /= score.std()
-    model, objective = pair.read.loaded.model, pair.read.objective
-    gains = []
-    for step in range(2):
-        with pair.graft(rules.mask_of(pair, score, count)).apply(model, force=True):
-            batch = learned.batches(pair, steps)(step)
-            loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).mean()
-            grads = torch.autograd.grad(loss, [named(model)[n] for n in pair.shapes])
-        gains.append(torch.cat([g.reshape(-1) for g in grads]) * pair.delta_P)
-    moved = score - 0.5 * 0.5 * len(score) ** 0.5 * gains[1] / gains[0].norm()
-    wanted = rules.mask_of(pair, moved, count)
-    found = learned.straight_through(pair, count, steps)
-    assert masks.common(found, wanted) >= count - 1  # float sums in another order may swap the last one
-    known = replace(steps, start=rules.first_order(pair, steps.points))
-    again = learned.straight_through(pair, count, known)
-    assert all(torch.equal(found[n], again[n]) for n in found)
-
-
-def test_soft_switches_sum_to_the_budget() -> None:
-    score = torch.randn(5000)
-    for count in (3, 400):
-        for heat in (0.5, 0.02):
-            at = learned.level(score, count, heat)
-            assert float(torch.sigmoid((score - at) / heat).sum()) == pytest.approx(count, rel=1e-3)
-
-
-def test_the_published_step(pair: Pair) -> None:
-    """With a rate of next to nothing the mask stays the one it began with; with the large one it grows."""
-    start = rules.mask_of(pair, rules.movement(pair), 50)
-    score = lambda mask: float(masks.count(mask))
-    still = published(pair, 50, Published(2, 1e-9, 10.0, 0), score)
-    assert all(torch.equal(still[n], start[n]) for n in start) and masks.count(still) == 50
-    assert masks.count(published(pair, 50, Published(2, 1e12, 10.0, 0), score)) > 50
+def test_the_published_step_runs_as_a_verb(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    m = learn(place, "prompt", size="50", parity=True, parity_rate=1e-9).metrics
+    told = Graft.load(m["file"]).manifest
+    assert m["size"] == 50 and m["select"] == told["select"] == "published"
+    assert told["command"].startswith("budwood graft learn ") and "--curve-sizes" not in told["command"]
+    for words in ("--parity", "--parity-rate 1e-09", "--mask-steps 4", "--mask-batch-size 8", "--size 50"):
+        assert words in told["command"]
 
 
 @pytest.mark.parametrize("select", ["learned", "movement", "first-order", "fisher", "random"])
@@ -357,6 +195,27 @@ def test_overlap_stitch_subtract_and_show(place: Path, tmp_path: Path, monkeypat
     assert show(str(Path(files[0]).parent))["size"] == 60
 
 
+def test_overlap_on_another_base_is_refused(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        made = learn(place, "prompt", size="20", select="random", seed=ord(name)).metrics["file"]
+        graft = Graft.load(made)
+        replace(graft, manifest={**graft.manifest, "task": "tiny-sentiment"}).save(f"{name}.graft")
+    with pytest.raises(TreeError, match="--force"):
+        run("graft overlap", ["a.graft", "b.graft"], "", {"threads": 1, "base": str(place / "prompt")})
+
+
+def test_a_graft_opens_no_file_of_its_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"w{i},{i % 2}\n" for i in range(40)))
+    cfg, graft = GraftStitchConfig(), Graft({}, {}, {}, {}, {"task": "rows.csv"})
+    with pytest.raises(BudwoodError, match="neither shipped nor public"):
+        compare._task_of(cfg, graft)
+    given = cfg.model_copy(update={"task": "rows.csv"})
+    name = other_task(given, "rows.csv").name
+    assert compare._task_of(given, Graft({}, {}, {}, {}, {"task": name})).labels == ("0", "1")
+
+
 def test_merging_baselines_on_a_case_by_hand() -> None:
     shape = {"w": (4,)}
     one = Graft({"w": torch.tensor([0, 1])}, {"w": torch.tensor([1.0, -4.0])}, shape)
@@ -373,8 +232,9 @@ def test_merging_baselines_on_a_case_by_hand() -> None:
 
     assert dense() == [1.0, -1.0, 0.0, 6.0]
     assert dense(method="arithmetic", weight=0.5) == [0.5, -1.0, 0.0, 3.0]
-    assert dense(method="ties", weight=0.5, keep=1.0) == [1.0, -4.0, 0.0, 6.0]
-    assert dense(method="ties", weight=0.5, keep=0.5) == [0.0, -4.0, 0.0, 6.0]
+    assert dense(method="arithmetic") == [0.5, -1.0, 0.0, 3.0]
+    assert dense(method="ties", keep=1.0) == [1.0, -4.0, 0.0, 6.0]
+    assert dense(method="ties", weight=0.5, keep=0.5) == [0.0, -2.0, 0.0, 3.0]
     assert dense(method="dare", weight=1.0, keep=1.0) == [1.0, -2.0, 0.0, 6.0]
     with pytest.raises(ConfigError, match="one --fisher per graft"):
         dense(method="fisher")
@@ -392,7 +252,38 @@ def test_sizes_as_people_write_them() -> None:
     ):
         with pytest.raises(ValueError, match=told):
             parse_size(text)
-    assert recovered(1.0, 0.5, 0.5) is None
+    assert recovered(1.0, 0.5, 0.5) is None and recovered(0.4, 0.5, 0.3) is None  # a loss is no gain
+
+
+def points(select: str, *shares: float | None, test: float = 0.97) -> list[dict[str, Any]]:
+    """A curve at 1 %, 2 %, 5 % with these shares of the gain on the selection rows."""
+    return [
+        {"select": select, "fraction": f, "recovered": test, "recovered_selection": s}
+        for f, s in zip((0.01, 0.02, 0.05), shares)
+    ]
+
+
+def test_the_answer_of_a_curve() -> None:
+    """Rule and size by the selection rows, random never the rule, a dip after the first crossing no success."""
+    rows = points("learned", 0.96, 0.5, 1.0) + points("movement", 0.1, 0.97, 0.99, test=0.91)
+    rows += points("random", 0.0, 0.1, 0.96)
+
+    def answer(rows: list[dict[str, Any]], gain: float | None = 1.0) -> str:
+        needs = {r: graft_learn._needs([x for x in rows if x["select"] == r]) for r in {x["select"] for x in rows}}
+        return graft_learn._answer("toy", rows, needs, {"recovered": gain})
+
+    assert answer(rows).startswith("toy needs 0.02 of the weights (2.000%, movement)") and "91%" in answer(rows)
+    assert "not localised: 2.000%" in answer(rows[:6] + points("random", 0.0, 1.0, 1.0))
+    assert "not sparse" in answer(points("learned", 0.1, 0.2, 0.3) + points("random", 1.0, 1.0, 1.0))
+    assert "on the rows that choose" in answer(points("learned", None, None, None))
+    assert "gained nothing, so" in answer(rows, None)
+
+
+def test_a_curve_without_a_gain_is_drawn_empty(tmp_path: Path) -> None:
+    rows = [{"select": "random", "fraction": f, "recovered": None} for f in (0.01, 0.1)]
+    with drawing() as axes:
+        save(axes.figure, tmp_path / "curve", size_curve(axes, rows, "nothing"))
+    assert (tmp_path / "curve.png").exists()
 
 
 def test_bad_input(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

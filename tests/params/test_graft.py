@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from budwood.errors import TreeError
 from budwood.params import graft_file
 from budwood.params import mask as masks
-from budwood.params.graft import Graft, backbone_hash, merge, together
+from budwood.params.graft import Graft, backbone_hash, hash_of, merge, together
 from budwood.params.graft_file import pack, unpack
 from budwood.params.tree import named, sub, take, values
 from tests.cases import build, case
@@ -49,9 +49,9 @@ def test_the_whole_mask_is_the_tuned_model_and_the_empty_one_the_base(pair: Any)
     ask = lambda model: here.objective.logits(model, here.batch()).detach()
     before, after = ask(base), ask(tuned)
     assert float((before - after).abs().max()) > 0.1
-    with Graft.cut(masks.everything(sizes_of(delta)), delta, dtype=torch.float64).apply(base) as patched:
+    with Graft.cut(masks.everything(sizes_of(delta)), delta, dtype=torch.float64).apply(base, force=True) as patched:
         torch.testing.assert_close(ask(patched), after, rtol=0, atol=1e-5)
-    with Graft.cut({}, delta).apply(base) as patched:
+    with Graft.cut({}, delta).apply(base, force=True) as patched:
         assert torch.equal(ask(patched), before)
     assert torch.equal(ask(base), before)
 
@@ -71,7 +71,7 @@ def test_weights_come_back_bit_by_bit_also_after_an_exception(pair: Any) -> None
     base, _, delta = pair
     old = values(base)
     graft = Graft.cut(masks.random(sizes_of(delta), 300, 1), delta, {"head.cls.predictions.bias": torch.ones(40)})
-    with pytest.raises(RuntimeError, match="stop"), graft.apply(base):
+    with pytest.raises(RuntimeError, match="stop"), graft.apply(base, force=True):
         assert sum(int((old[n] != p).sum()) for n, p in named(base).items()) >= 300
         raise RuntimeError("stop")
     assert all(torch.equal(old[n], p) for n, p in named(base).items())
@@ -148,6 +148,26 @@ def test_a_wrong_base_is_refused_by_hash_and_by_shape(pair: Any) -> None:
         merge(build("bert", hidden_size=32), [graft], force=True)
 
 
+def test_a_graft_that_names_no_base_is_refused(pair: Any) -> None:
+    base, _, delta = pair
+    with pytest.raises(TreeError, match="does not say which weights"):
+        Graft.cut(masks.random(sizes_of(delta), 5, 0), delta, manifest={"task": "t"}).merge_into(base)
+
+
+def test_a_base_with_another_head_is_refused_where_the_graft_changes_it(pair: Any) -> None:
+    base, _, delta = pair
+    name = "head.cls.predictions.bias"
+    facts = {"base_hash": backbone_hash(base), "head_hash": hash_of(named(base), [name]), "task": "t"}
+    graft = Graft.cut({name: torch.tensor([1])}, delta, manifest=facts)
+    with graft.apply(base):
+        pass
+    with torch.no_grad():
+        named(base)[name].add_(1)
+    with pytest.raises(TreeError, match="this model's weights are"):
+        graft.merge_into(base)
+    Graft.cut({"embeddings.LayerNorm.weight": torch.tensor([1])}, delta, manifest=facts).merge_into(base)
+
+
 def test_the_hash_is_of_the_backbone_alone_and_follows_changes() -> None:
     model, other = build("bert"), build("bert", "head")
     first = backbone_hash(model)
@@ -187,6 +207,15 @@ HOSTILE = {
     ),
     "a stray tensor": (lambda t, m: t.update(more=np.ones(2, np.float32)), "'more' as a whole"),
     "a number cut off": (lambda t, m: t.update(indices=np.array([1, 0x81], np.uint8)), "middle of a number"),
+    "an empty tensor": (lambda t, m: m.update(tensors=[["w", [2, 3], 2], ["v", [0], 0]]), "no tensor"),
+    "an empty head": (lambda t, m: t.update({"head:head.w": np.ones(0, np.float32)}), "without weights"),
+    "labels that are none": (lambda t, m: m.update(labels=5), "'labels' are no list"),
+    "a task that is no name": (lambda t, m: m.update(task=["a"]), "'task' is no text"),
+    "a count that is none": (lambda t, m: m.update(graftable="many"), "'graftable' is no count"),
+    "a broken letter": (lambda t, m: m.update(task="\ud800"), "broken text"),
+    "an escape": (lambda t, m: m.update(metrics={"a": ["\x1b[2J"]}), "control characters"),
+    "a reading of another kind": (lambda t, m: m.update(reading={"mode": "magic"}), "'reading' has a 'mode'"),
+    "a reading with more in it": (lambda t, m: m.update(reading={"data_dir": "/"}), "'reading' is not how"),
     "an endless number": (lambda t, m: t.update(indices=np.array([0xFF] * 12 + [1], np.uint8)), "longer than any"),
 }
 
@@ -196,6 +225,21 @@ def test_a_hostile_file_is_refused(name: str, tmp_path: Path) -> None:
     change, told = HOSTILE[name]
     with pytest.raises(TreeError, match=f"not to be trusted: .*{told}"):
         Graft.load(forged(tmp_path / "x.graft", change))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"tensors": [], "size": NaN}'])
+def test_a_manifest_that_is_no_json_is_told_in_a_sentence(text: str, tmp_path: Path) -> None:
+    path = forged(tmp_path / "x.graft", lambda t, m: None)
+    tensors = dict(load_file(path))
+    save_file(tensors, path, metadata=graft_file.metadata(text, tensors))
+    for ask in (Graft.load, graft_file.manifest_of):
+        with pytest.raises(TreeError, match="its manifest is not JSON"):
+            ask(path)
+
+
+def test_the_manifest_alone_is_checked_too(tmp_path: Path) -> None:
+    with pytest.raises(TreeError, match="not to be trusted"):
+        graft_file.manifest_of(forged(tmp_path / "x.graft", lambda t, m: m.update(labels=5)))
 
 
 def test_an_honest_forgery_loads(tmp_path: Path) -> None:

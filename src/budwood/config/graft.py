@@ -149,8 +149,8 @@ class GraftLearnConfig(ReadConfig, GraftableConfig, DataConfig, JobsConfig, RunC
 class GraftOverlapConfig(ReadConfig, DataConfig, RunConfig):
     """Everything `graft overlap` can be told."""
 
-    task: Annotated[str, Parameter(group=DATA, show=False)] = Field(
-        "", description="Not needed: every graft names its task."
+    task: Annotated[str, Parameter(group=DATA)] = Field(
+        "", description="For a graft whose task is your own file: that file; shipped and public ones need none."
     )
     base: Annotated[str | None, Parameter(group=GRAFT)] = Field(
         None, description="The model the grafts are for: also score every graft on every graft's task."
@@ -160,16 +160,16 @@ class GraftOverlapConfig(ReadConfig, DataConfig, RunConfig):
 class GraftStitchConfig(ReadConfig, DataConfig, RunConfig):
     """Everything `graft stitch` can be told."""
 
-    task: Annotated[str, Parameter(group=DATA, show=False)] = Field(
-        "", description="Not needed: every graft names its task."
+    task: Annotated[str, Parameter(group=DATA)] = Field(
+        "", description="For a graft whose task is your own file: that file; shipped and public ones need none."
     )
     method: Annotated[Literal["stitch", "arithmetic", "ties", "dare", "fisher"], Parameter(group=GRAFT)] = Field(
         "stitch",
         description="stitch: the mean where grafts overlap; arithmetic: --weight x their sum; ties: trimmed, one sign "
         "elected, then the mean; dare: a share dropped, the rest scaled up; fisher: a mean weighted by --fisher.",
     )
-    weight: Annotated[float, Parameter(group=GRAFT)] = Field(
-        0.5, gt=0, description="Factor on the sum (arithmetic, ties, dare)."
+    weight: Annotated[float | None, Parameter(group=GRAFT)] = Field(
+        None, gt=0, description="Factor on the sum (arithmetic, dare; default 0.5) or the mean (ties; default 1)."
     )
     keep: Annotated[float, Parameter(group=GRAFT)] = Field(
         0.2, gt=0, le=1, description="Share kept of each graft (ties: the largest; dare: at random)."
@@ -182,7 +182,7 @@ class GraftStitchConfig(ReadConfig, DataConfig, RunConfig):
     )
 
 
-class GraftSubtractConfig(ReadConfig, GraftableConfig, DataConfig, RunConfig):
+class GraftSubtractConfig(ReadConfig, DataConfig, RunConfig):
     """Everything `graft subtract` can be told."""
 
     off_task: Annotated[tuple[str, ...], Parameter(group=DATA, negative="")] = Field(

@@ -96,7 +96,9 @@ class TrainConfig(Config):
         0.25, ge=0, allow_inf_nan=False, description="Update at which the hold is half gone; below 1: share of all."
     )
     replay: Annotated[str | None, Parameter(group=TRAINING)] = Field(
-        None, description="A task (or several, a,b) whose rows ride along with every update, so that it is kept."
+        None,
+        description="A task (or several, a,b) whose rows ride along with every update, so that it is kept; "
+        "--shots and --limit hold for it too, where it has labels.",
     )
     replay_rows: Annotated[int, Parameter(group=TRAINING)] = Field(16, ge=1, description="Replayed rows per update.")
     save_second_moments: Annotated[bool, Parameter(group=TRAINING, negative="")] = Field(

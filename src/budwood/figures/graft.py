@@ -54,6 +54,8 @@ def size_curve(axes: Any, rows: Sequence[Mapping[str, Any]], title: str) -> dict
         style = {"color": "#8a8f99", "ls": "--"} if rule == "random" else {}
         axes.plot(x, y, marker=MARKS.get(rule, "o"), ms=4, lw=1.5, label=rule, **style)
     axes.axhline(95, color="#8a8f99", lw=0.8, ls=":")
+    shares = [100 * r["fraction"] for r in rows]
+    axes.set_xlim(min(shares) / 1.5, max(shares) * 1.5)  # also where tuning gained nothing and no point is drawn
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
     axes.set(xlabel="% of the graftable weights", ylabel="% of the gain", title=title)

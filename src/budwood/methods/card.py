@@ -52,7 +52,7 @@ Rows: content hash `{task.digest}`. Settings: `run.json` beside this directory. 
 
 def command(session: Session) -> str:
     """The command line that makes this run, from the settings that differ from their defaults."""
-    words = ["budwood", session.verb, *(m.text for m in session.models)]
+    words = ["budwood", *session.verb.split(), *(m.text for m in session.models)]
     fields = type(session.cfg).model_fields
     hidden = {
         "out",
@@ -68,7 +68,8 @@ def command(session: Session) -> str:
         "retries",
     }
     for name, value in session.cfg.model_dump(mode="json").items():
-        if name in hidden or value == fields[name].default or value in ([], None):
+        default = fields[name].default
+        if name in hidden or value in ([], None, list(default) if isinstance(default, tuple) else default):
             continue
         if name in ("model_seed", "data_seed") and value == session.cfg.seed:
             continue

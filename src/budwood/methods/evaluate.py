@@ -64,8 +64,11 @@ def model_labels(ref: ModelRef) -> tuple[str, ...]:
 def with_labels_of(task: Task, ref: ModelRef) -> Task:
     """The task with the model's labels where its own are some of them: a file may lack a class that the model knows."""
     known = model_labels(ref)
-    if task.kind != "label" or not set(task.labels) < set(known):
-        return task
+    return task if task.kind != "label" or not set(task.labels) < set(known) else renumbered(task, known)
+
+
+def renumbered(task: Task, known: tuple[str, ...]) -> Task:
+    """The task with these labels in this order, which its own are among."""
     place = [known.index(name) for name in task.labels]
     rows = {
         split: tuple(replace(r, label=place[r.label]) if isinstance(r.label, int) else r for r in rows)

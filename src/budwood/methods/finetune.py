@@ -14,7 +14,7 @@ from torch import Tensor
 from budwood.config.data import DataConfig
 from budwood.config.finetune import FinetuneConfig, ReadConfig
 from budwood.data.batch import budget_batches, seed_of
-from budwood.data.source import load_task
+from budwood.data.source import load_task, sampled
 from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, DataError
 from budwood.figures.curve import loss_curve
@@ -159,7 +159,10 @@ def _replays(cfg: FinetuneConfig, loaded: Loaded) -> tuple[Replay, ...]:
 
 def _replay(cfg: FinetuneConfig, loaded: Loaded, name: str) -> Replay:
     """Rows of another task to ride along, read by the same model; a model that cannot read them is refused."""
-    task = load_task(DataConfig(task=name, data_dir=cfg.data_dir, offline=cfg.offline, data_seed=cfg.data_seed))
+    data = DataConfig(task=name, data_dir=cfg.data_dir, offline=cfg.offline, data_seed=cfg.data_seed)
+    task = load_task(data)
+    if task.kind in ("label", "regression"):  # text rides along whole: it has no classes to sample by
+        task = sampled(task, data.model_copy(update={"shots": cfg.shots, "limit": cfg.limit}))
     labelled = task.kind == "label" and task.template is not None
     # a task with labels is asked the way the main one is: by label words
     wish = cfg.mode if labelled and cfg.mode in ("prompt", "causal") else None

@@ -32,14 +32,22 @@ def remembered_hash(ref: ModelRef, model: nn.Module) -> str:
     return value
 
 
-def put_grafts(ref: ModelRef, model: nn.Module, labels: Sequence[str], fresh: Sequence[str]) -> tuple[str, ...]:
+def loaded_hash(ref: ModelRef, model: nn.Module) -> str:
+    """The backbone's hash as `load` gave it: with grafts of the reference on it, the files no longer tell."""
+    return backbone_hash(model) if ref.grafts else remembered_hash(ref, model)
+
+
+def put_grafts(
+    ref: ModelRef, model: nn.Module, labels: Sequence[str], fresh: Sequence[str], task: str = ""
+) -> tuple[str, ...]:
     """Merge the grafts of a reference into the model; returns the names that are still freshly drawn.
 
     A head comes along where it was trained for the same labels in the same order. With several grafts that bring
-    heads, that is the last of them.
+    heads, that is the task's own, or else the last of them.
     """
     grafts = [Graft.load(path) for path in ref.grafts]
     fits = [g for g in grafts if not labels or tuple(g.manifest.get("labels", ())) == tuple(labels)]
+    fits = [g for g in fits if g.head and g.task == task] or fits
     merge(model, grafts, head=False, force=ref.force, known_hash=None if ref.force else remembered_hash(ref, model))
     brought: set[str] = set()
     parameters = named(model) if any(g.head for g in fits) else {}

@@ -42,11 +42,15 @@ class HeadMissing(ModelError):
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """What a head has to tell apart: the labels of a task of kind "label" or "tokens", or a number ("regression")."""
+    """What a head has to tell apart: the labels of a task of kind "label" or "tokens", or a number ("regression").
+
+    `task` chooses among the heads that several grafts bring.
+    """
 
     kind: str = "label"
     labels: tuple[str, ...] = ()
     pool: Pool | Literal["auto"] = "auto"
+    task: str = ""
 
     @property
     def size(self) -> int:
@@ -91,7 +95,7 @@ def load(ref: ModelRef, mode: Mode, head: HeadSpec | None = None, *, seed: int =
         torch.manual_seed(seed_of(seed, "fresh weights"))
         model, fresh = _adapted(ref, mode, head) if ref.base else _plain(ref, mode, head)
     if ref.grafts:
-        fresh = put_grafts(ref, model, head.labels if mode == "head" else (), fresh)
+        fresh = put_grafts(ref, model, head.labels if mode == "head" else (), fresh, head.task)
     # sequence classifiers of causal families find the last token by this id: it must be the one batches are padded with
     model.config.pad_token_id = tokenizer.pad_token_id
     model = model.to(device).eval()

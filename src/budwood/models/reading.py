@@ -70,7 +70,7 @@ def reads_left_to_right(ref: ModelRef) -> bool:
 
 def head_spec(task: Task, cfg: ReadConfig) -> HeadSpec:
     """The head a task needs, whatever the model."""
-    return HeadSpec(kind=task.kind, labels=task.labels, pool=cfg.pool)
+    return HeadSpec(kind=task.kind, labels=task.labels, pool=cfg.pool, task=task.name)
 
 
 @dataclass(frozen=True)

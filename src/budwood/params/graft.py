@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,16 +126,28 @@ def check(
                 f"The graft for '{graft.task}' changes '{name}' of shape {tuple(shape)}; this model's has "
                 f"{tuple(parameters[name].shape)}. It was made for {graft.manifest.get('base', 'an unknown model')}."
             )
-    wanted = graft.manifest.get("base_hash")
-    if force or wanted is None:
+    if force:
         return
-    here = known_hash or backbone_hash(model)
-    if here != wanted:
+    wanted, told = graft.manifest.get("base_hash"), graft.manifest.get("base", "another model")
+    if not isinstance(wanted, str):
         raise TreeError(
-            f"The graft for '{graft.task}' was cut for {graft.manifest.get('base', 'another model')} (weights "
-            f"{str(wanted)[:8]}), and this model's weights are {here[:8]}. Give that model, or add --force (in Python "
-            "force=True) to put it on this one all the same."
+            f"The graft for '{graft.task}' does not say which weights it was cut for. Add --force (in Python "
+            "force=True) to put it on this model all the same."
         )
+    pairs = [(wanted, known_hash or backbone_hash(model))]
+    if heads := head_names(graft.index):
+        pairs.append((str(graft.manifest.get("head_hash")), hash_of(parameters, heads)))
+    for there, here in pairs:
+        if here != there:
+            raise TreeError(
+                f"The graft for '{graft.task}' was cut for {told} (weights {there[:8]}), and this model's weights "
+                f"are {here[:8]}. Give that model, or add --force (in Python force=True) to put it on this one anyway."
+            )
+
+
+def head_names(names: Iterable[str]) -> list[str]:
+    """Those of the names that the hash of the backbone does not cover."""
+    return sorted(n for n in names if n.startswith(HEADS))
 
 
 def together(grafts: Sequence[Graft]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -219,12 +231,17 @@ def backbone_hash(model: nn.Module) -> str:
     found = _HASHES.get(model)
     if found is not None and found[0] == now:
         return found[1]
+    parameters = named(model)
+    value = hash_of(parameters, [n for n in parameters if not n.startswith(HEADS)])
+    _HASHES[model] = (now, value)
+    return value
+
+
+def hash_of(parameters: Mapping[str, Tensor], names: Iterable[str]) -> str:
+    """A hash of these tensors: name, shape, float32 bytes."""
     h = hashlib.blake2b(digest_size=16)
-    for name, parameter in sorted(named(model).items()):
-        if name.startswith(HEADS):
-            continue
-        value = parameter.detach().to("cpu", torch.float32).contiguous()
+    for name in sorted(names):
+        value = parameters[name].detach().to("cpu", torch.float32).contiguous()
         h.update(f"{name}\x00{tuple(value.shape)}\x00".encode())
         h.update(memoryview(value.numpy().reshape(-1).view(np.uint8)))
-    _HASHES[model] = (now, h.hexdigest())
     return h.hexdigest()

@@ -12,10 +12,11 @@ A file is checked before anything of it is used: it may come from a stranger.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from budwood.errors import TreeError
+from budwood.params.graft_manifest import checked, printable
 from budwood.store.files import writing
 
 FORMAT, META = "budwood-graft-1", "graft"
@@ -117,15 +119,25 @@ def checksum(manifest: str, tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def manifest_of(path: Path) -> dict[str, Any]:
-    """The manifest alone; its tensors are not read."""
-    return _open(path, tensors=False)[0]
+    """The manifest alone, checked; its tensors are not read."""
+    manifest, _ = _open(path, tensors=False)
+    with _distrusting(path):
+        checked(manifest)
+    return manifest
 
 
 def read(path: Path) -> Contents:
     """The contents of a file, every part checked."""
     manifest, tensors = _open(path, tensors=True)
-    try:
+    with _distrusting(path):
+        checked(manifest)
         return _decode(manifest, tensors)
+
+
+@contextlib.contextmanager
+def _distrusting(path: Path) -> Iterator[None]:
+    try:
+        yield
     except TreeError as e:
         raise TreeError(f"The graft '{path}' is not to be trusted: {e} Get it again from where it was made.") from None
 
@@ -146,17 +158,23 @@ def _open(path: Path, tensors: bool) -> tuple[dict[str, Any], dict[str, np.ndarr
                 )
             text = str(meta.get("manifest", ""))
             found = {n: file.get_tensor(n) for n in sorted(file.keys())} if tensors else {}
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise TreeError(f"{damaged} ({str(e).strip() or type(e).__name__}). Copy or make it again.") from e
-    if tensors and checksum(text, found) != meta.get("checksum"):
+            fits = not tensors or checksum(text, found) == meta.get("checksum")
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        told = type(e).__name__ if isinstance(e, UnicodeError) else str(e).strip() or type(e).__name__
+        raise TreeError(f"{damaged} ({told}). Copy or make it again.") from e
+    if not fits:
         raise TreeError(f"{damaged}: its checksum does not fit its bytes. Copy or make it again.")
     try:
-        manifest = json.loads(text)
-    except ValueError as e:
+        manifest = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as e:
         raise TreeError(f"{damaged}: its manifest is not JSON. Copy or make it again.") from e
     if not isinstance(manifest, dict):
         raise TreeError(f"{damaged}: its manifest is no mapping. Copy or make it again.")
     return manifest, found
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
 def _decode(manifest: dict[str, Any], tensors: dict[str, np.ndarray]) -> Contents:
@@ -170,6 +188,8 @@ def _decode(manifest: dict[str, Any], tensors: dict[str, np.ndarray]) -> Content
         name = key.removeprefix(HEAD_KEY)
         if not key.startswith(HEAD_KEY) or not name.startswith(HEADS) or value.dtype != np.float32:
             raise TreeError(f"it wants to replace '{name}' as a whole, which only a head or pooler may be.")
+        if not value.size or not printable(name):
+            raise TreeError("it has a head without a name or without weights.")
         head[name] = value
     if not all(np.isfinite(v).all() for v in (values, *head.values())):
         raise TreeError("some of its values are not finite.")
@@ -208,7 +228,7 @@ def _rows(table: Any) -> list[tuple[str, tuple[int, ...], int]]:
     """The manifest's table with every entry checked for its type."""
     if not isinstance(table, list):
         raise TreeError("its manifest does not list its tensors.")
-    whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and x >= 0  # noqa: E731
+    whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and x > 0  # noqa: E731
     rows = []
     for row in table:
         fine = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) and isinstance(row[1], list)

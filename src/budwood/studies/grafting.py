@@ -28,7 +28,8 @@ CURVE = (0.001, 0.01, 0.05)
 def step(session: Session, name: str, verb: str, models: Sequence[str], **settings: Any) -> Result:
     """One verb inside the study."""
     cfg = session.cfg
-    passed = ("seed", "data_seed", "model_seed", "threads", "device", "data_dir", "offline", "limit_eval", "shots")
+    machine = ("seed", "model_seed", "threads", "device")
+    passed = (*machine, "data_seed", "data_dir", "offline", "limit", "limit_eval", "shots")
     fields = verb_named(verb).settings.model_fields
     shared = {k: getattr(cfg, k) for k in passed if k in fields and getattr(cfg, k) not in (None, ())}
     given = {**shared, "progress": "none", "out": session.run.file("steps", name), **settings}
@@ -59,13 +60,15 @@ def localise(session: Session) -> dict[str, Any]:
     base = session.models[0].text
     rows = []
     for task in session.cfg.tasks:
+        grafts = {}
         for name, own in VARIANTS.items():
             given = {k: session.cfg.l1 if k == "l1_to_base" else v for k, v in own.items()}
             tuned = _tuned(session, f"{task}-{name}", base, task, **given)
             sizes = {"curve": True, "curve_sizes": CURVE, **_off_task(session)}
             graft = _graft(session, f"{task}-{name}-graft", [base, str(tuned.run)], task, **sizes)
             rows.append({"task": task, "tuning": name, **_line(graft.metrics)})
-        rows += _controls(session, base, task, Path(graft.metrics["file"]))
+            grafts[name] = Path(graft.metrics["file"])
+        rows += _controls(session, base, task, grafts)
     return {"results": rows, "n": len(rows)}
 
 
@@ -78,21 +81,27 @@ def _line(m: dict[str, Any]) -> dict[str, Any]:
     return {"base": m["base"]["score"], "tuned": m["tuned"]["score"], "graft": m["graft"]["score"], "recovered": at}
 
 
-def _controls(session: Session, base: str, task: str, graft: Path) -> list[dict[str, Any]]:
-    """Biases alone, and the graft's weights trained afresh."""
-    bias = _tuned(session, f"{task}-bitfit", base, task, train_only="bias")
-    again = _tuned(session, f"{task}-inside", base, task, inside=graft)
+def _controls(session: Session, base: str, task: str, grafts: dict[str, Path]) -> list[dict[str, Any]]:
+    """Biases alone, and the weights of each variant's graft trained afresh."""
+    found = {"bitfit": _tuned(session, f"{task}-bitfit", base, task, train_only="bias")}
+    for name, graft in grafts.items():
+        found[f"inside the graft of {name}"] = _tuned(session, f"{task}-{name}-inside", base, task, inside=graft)
     return [
         {"task": task, "tuning": name, "base": r.metrics.get("zero_shot"), "tuned": r.metrics["score"]}
-        for name, r in (("bitfit", bias), ("inside the graft", again))
+        for name, r in found.items()
     ]
+
+
+def _one_head(mode: str) -> None:
+    """Refuse, before anything is trained, what would need a head per task."""
+    if mode == "head":
+        raise ConfigError("Tasks with heads of their own cannot be learned by one model here. Use --mode prompt.")
 
 
 def multitask(session: Session) -> dict[str, Any]:
     """One model tuned on all tasks at once, then a graft per task: do they share weights?"""
     cfg, base = session.cfg, session.models[0].text
-    if cfg.mode == "head":
-        raise ConfigError("Tasks with heads of their own cannot be learned by one model here. Use --mode prompt.")
+    _one_head(cfg.mode)
     first, *rest = cfg.tasks
     tuned = _tuned(session, "tuned", base, first, replay=",".join(rest))
     grafts = [_graft(session, f"graft-{t}", [base, str(tuned.run)], t, **_off_task(session)) for t in cfg.tasks]
@@ -113,6 +122,7 @@ def multitask(session: Session) -> dict[str, Any]:
 def continual(session: Session) -> dict[str, Any]:
     """One task after another: fine-tuning on and on, against a graft per task (task known, and all stitched)."""
     cfg, base = session.cfg, session.models[0].text
+    _one_head(cfg.mode)
     current, grafts = base, []
     tables: dict[str, list[list[float]]] = {"sequential": [], "known": [], "stitched": []}
     for place, task in enumerate(cfg.tasks):

@@ -35,7 +35,7 @@ PUBLISHED = "published"  # the rule of --parity
 
 @dataclass(frozen=True)
 class Shop:
-    """A pair at work: what every mask of a run needs, and the scores of rules that rank all weights once."""
+    """A pair at work: what every mask of a run needs, and the scores of the rule at work."""
 
     pair: Pair
     cfg: GraftLearnConfig
@@ -115,6 +115,7 @@ def _mask(shop: Shop, rule: str, count: int, state: Path) -> Mask:
 def _scored(shop: Shop, rule: str) -> Tensor:
     if rule not in shop.scores:
         cfg = shop.cfg
+        shop.scores.clear()  # a curve goes rule by rule: one copy is enough
         shop.scores[rule] = score(shop.pair, rule, cfg.path_points, cfg.fisher[0] if cfg.fisher else None)
     return shop.scores[rule]
 

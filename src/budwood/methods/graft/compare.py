@@ -11,15 +11,20 @@ from typing import Any
 
 import torch
 
-from budwood.errors import BudwoodError, ConfigError, ModelError
+from budwood.data.registry import PUBLIC
+from budwood.data.source import shipped_names
+from budwood.data.task import Task
+from budwood.errors import BudwoodError, ConfigError, DataError, ModelError, TreeError
 from budwood.figures.graft import matrix
 from budwood.figures.save import drawing, save
+from budwood.methods.graft import heads
 from budwood.methods.graft.measure import Scores, damage, other_task, recovered, scores_on
 from budwood.methods.graft.merging import merged
 from budwood.methods.graft.pair import open_pair
+from budwood.methods.graft.parts import share_map
 from budwood.methods.session import RUNS, Session
-from budwood.models.grafted import remembered_hash
-from budwood.models.load import HeadSpec, load
+from budwood.models.grafted import loaded_hash
+from budwood.models.load import Loaded
 from budwood.models.load import save as save_model
 from budwood.models.reference import ModelRef, resolve
 from budwood.params import mask as masks
@@ -27,7 +32,6 @@ from budwood.params.graft import Graft, check, merge
 from budwood.params.tree import named
 from budwood.store.files import writing_directory
 from budwood.train.evaluate import goodness
-from budwood.train.plan import device_for
 
 
 def open_grafts(refs: Sequence[ModelRef], least: int) -> dict[str, Graft]:
@@ -79,18 +83,38 @@ def _draw(session: Session, name: str, values: Any, names: Any, title: str) -> N
 def own_scores(session: Session, base: ModelRef, graft: Graft) -> Scores:
     """The base on a graft's own task, read as it was when the graft was made, with the graft's head."""
     reading = {k: tuple(v) if isinstance(v, list) else v for k, v in graft.manifest.get("reading", {}).items()}
-    scores = scores_on(session.cfg, base, other_task(session.cfg, graft.task), reading)
+    scores = scores_on(session.cfg, base, _task_of(session.cfg, graft), reading)
     check(graft, scores.read.loaded.model, session.cfg.force)
     parameters = named(scores.read.loaded.model)
+    for name, value in graft.head.items():
+        if name not in parameters or parameters[name].shape != value.shape:
+            raise TreeError(
+                f"The graft for '{graft.task}' brings a head tensor '{name}' of shape {tuple(value.shape)}, which the "
+                "model has no place for. Make it again for this task."
+            )
     with torch.no_grad():
         for name, value in graft.head.items():
             parameters[name].copy_(value)
     return scores
 
 
+def _task_of(cfg: Any, graft: Graft) -> Task:
+    """The task a graft names: a shipped or public one, or the one given with --task. A file opens no other file."""
+    if graft.task in (*shipped_names(), *PUBLIC):
+        return other_task(cfg, graft.task)
+    given = other_task(cfg, cfg.task) if cfg.task else None
+    if given is None or given.name != graft.task:
+        raise DataError(
+            f"The graft names the task '{graft.task}', which is neither shipped nor public, so its rows are not looked "
+            "for. Give the task with --task."
+        )
+    return given
+
+
 def _gains(session: Session, grafts: dict[str, Graft]) -> dict[str, Any]:
     """Score of every graft on every graft's task, less the base's."""
     base = resolve(session.cfg.base, runs_dir=RUNS, offline=session.cfg.offline)
+    _fitting(session, base, grafts)
     names = list(grafts)
     gain: list[list[float | None]] = [[None] * len(names) for _ in names]
     skipped = {}
@@ -109,30 +133,28 @@ def _gains(session: Session, grafts: dict[str, Graft]) -> dict[str, Any]:
     return {"gain": gain, **({"skipped": skipped} if skipped else {})}
 
 
+def _fitting(session: Session, base: ModelRef, grafts: dict[str, Graft]) -> Loaded:
+    """The base, refused at once where it is not the one that every graft was cut for."""
+    loaded = heads.load_for(base, grafts, session.cfg.device)
+    known = None if session.cfg.force else loaded_hash(base, loaded.model)
+    for graft in grafts.values():
+        check(graft, loaded.model, session.cfg.force, known)
+    return loaded
+
+
 def stitch(session: Session) -> dict[str, Any]:
     """Several grafts on one base as model/, and what each task keeps of its gain."""
     cfg = session.cfg
     base, grafts = session.models[0], open_grafts(session.models[1:], 1)
     if base.kind == "graft":
         raise ModelError(f"'{base.text}' is a graft. The first word is the model that the grafts go on.")
-    first = next(iter(grafts.values()))
-    head = HeadSpec(
-        labels=tuple(first.manifest.get("labels", ())), pool=first.manifest.get("reading", {}).get("pool", "auto")
-    )
-    mode = first.manifest.get("reading", {}).get("mode", "mlm")
-    loaded = load(base, mode, head if mode == "head" else None, device=device_for(cfg.device))
-    known = None if cfg.force else remembered_hash(base, loaded.model)
-    for graft in grafts.values():
-        check(graft, loaded.model, cfg.force, known)
+    loaded = _fitting(session, base, grafts)
     one = merged(list(grafts.values()), cfg, loaded.model)
     with session.progress.stage("score"):
         results = [_kept(session, base, name, graft, one) for name, graft in grafts.items()]
         harm = damage(cfg, base, cfg.off_task, {"stitched": one})
     merge(loaded.model, [one], force=True)
-    for graft in grafts.values():
-        merge(loaded.model, [Graft({}, {}, {}, graft.head)], force=True)
-    with writing_directory(session.run.file("model")) as part:
-        save_model(loaded, part)
+    apart = heads.keep(session, loaded, grafts)
     shares = [r["kept"] for r in results if r.get("kept") is not None]
     return {
         "method": cfg.method,
@@ -141,6 +163,7 @@ def stitch(session: Session) -> dict[str, Any]:
         "results": results,
         "least_kept": min(shares) if shares else None,
         "n": len(grafts),
+        **({"heads": apart} if apart else {}),
         **({"off_task": harm} if harm else {}),
     }
 
@@ -169,8 +192,14 @@ def subtract(session: Session) -> dict[str, Any]:
     if len(session.models) != 3 or session.models[2].kind != "graft":
         raise ConfigError("`graft subtract` takes BASE TUNED GRAFT, in this order.")
     base, tuned, (name, graft) = *session.models[:2], next(iter(open_grafts(session.models[2:], 1).items()))
-    pair = open_pair(cfg.model_copy(update={"embeddings": True, "head": True}), base, tuned, session.task)
+    pair = open_pair(cfg, base, tuned, session.task, every=True)
     check(graft, pair.read.loaded.model, cfg.force, pair.base_hash)
+    if not cfg.force and graft.manifest.get("tuned_hash") != pair.tuned_hash:
+        raise TreeError(
+            f"The graft '{name}' was not cut out of '{tuned.text}' but of "
+            f"{graft.manifest.get('tuned', 'another model')}. Give that model, or add --force to take the graft's "
+            "places out of this one all the same."
+        )
     rest = pair.graft(masks.complement(graft.index, pair.sizes))
     full, only = pair.graft(masks.everything(pair.sizes)), pair.graft(graft.index)
     scores = Scores(pair.read, pair.cfg, pair.task.rows(pair.task.reported))
@@ -196,31 +225,15 @@ def subtract(session: Session) -> dict[str, Any]:
 
 
 def show(path: str) -> dict[str, Any]:
-    """What a graft file says about itself, and its share of every layer and module."""
-    from budwood.methods.graft.parts import module_of, row_of
-
+    """What a graft file says about itself, and its share of every layer and module, of the tensors that it changes."""
     ref = resolve(path, runs_dir=RUNS)
     if ref.kind != "graft":
         raise ConfigError(f"'{path}' is a model, not a graft. Give a NAME.graft file or a run of `graft learn`.")
     file = ref.grafts[0]
     graft = Graft.load(file)
-    cells: dict[tuple[str, str], list[int]] = {}
-    for name, index in graft.index.items():
-        cell = cells.setdefault((row_of(name), module_of(name)), [0, 0])
-        cell[0] += len(index)
-        cell[1] += torch.Size(graft.shape[name]).numel()
-    order = sorted(cells, key=lambda c: (not c[0].isdigit(), int(c[0]) if c[0].isdigit() else 0, c[1]))
-    rows = [
-        {
-            "layer": layer,
-            "module": module,
-            "weights": cells[layer, module][0],
-            "share": cells[layer, module][0] / max(1, graft.size),
-            "of": cells[layer, module][1],
-            "density": cells[layer, module][0] / cells[layer, module][1],
-        }
-        for layer, module in order
-    ]
+    sizes = {n: torch.Size(shape).numel() for n, shape in graft.shape.items()}
+    rows = share_map({n: len(i) for n, i in graft.index.items()}, sizes)
+    rows.sort(key=lambda r: (not r["layer"].isdigit(), int(r["layer"]) if r["layer"].isdigit() else 0, r["module"]))
     facts = {
         "file": str(file),
         "bytes": file.stat().st_size,

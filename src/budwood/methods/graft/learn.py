@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,9 @@ from budwood.data.task import Row
 from budwood.errors import ConfigError
 from budwood.figures.graft import layer_module_map, size_curve
 from budwood.figures.save import drawing, save
+from budwood.methods.card import command
 from budwood.methods.graft import choice, measure
-from budwood.methods.graft.measure import Scores, agreement, recovered, summary
+from budwood.methods.graft.measure import Side, agreement, summary
 from budwood.methods.graft.pair import Pair
 from budwood.methods.graft.parts import share_map
 from budwood.methods.session import Session
@@ -22,9 +24,10 @@ from budwood.params import mask as masks
 from budwood.params.graft import Graft
 from budwood.params.mask import Mask
 from budwood.store.files import canonical
-from budwood.train.evaluate import goodness
+from budwood.train.evaluate import Evaluation
 
 SPARSE = 0.2  # a skill that needs more of the weights than this is not called sparse
+ENOUGH = 0.95  # of the gain: the skill is there
 CLOSE = 1.1  # bisection ends when the sizes are this near to one another
 
 
@@ -34,9 +37,8 @@ class Bench:
 
     session: Session
     pair: Pair
-    test: Scores
-    selection: Scores | None  # rows that may decide something; never the reported ones
-    full: Graft
+    test: Side
+    selection: Side | None  # rows that may decide something; never the reported ones
 
     @property
     def cfg(self) -> GraftLearnConfig:
@@ -44,14 +46,23 @@ class Bench:
         cfg: GraftLearnConfig = self.session.cfg
         return cfg
 
+    @property
+    def rule(self) -> str:
+        """How the graft's weights are chosen."""
+        return choice.PUBLISHED if self.cfg.parity else self.cfg.select
+
     def mask(self, rule: str, count: int) -> Mask:
         """Exactly `count` weights by a rule."""
         return choice.make(self.session, [(rule, count)])[0]
 
-    def gained(self, mask: Mask, on: Scores) -> float | None:
+    def gained(self, mask: Mask, on: Side) -> float | None:
         """Share of the gain that a mask recovers on some rows."""
-        base, tuned = goodness(on.of([]).metrics), goodness(on.of([self.full]).metrics)
-        return recovered(goodness(on.of([self.pair.graft(mask)]).metrics), base, tuned)
+        return on.recovered(self.pair.graft(mask))
+
+    def summary(self, of: Callable[[Side], Evaluation]) -> dict[str, Any]:
+        """Score and calibration of one state of the model."""
+        chosen = of(self.selection) if self.selection else None
+        return summary(self.pair, of(self.test), chosen, self.selection.scores.rows if self.selection else ())
 
 
 def learn(session: Session) -> dict[str, Any]:
@@ -67,14 +78,14 @@ def learn(session: Session) -> dict[str, Any]:
             "embeddings,head, or add --embeddings or --head"
         )
     with session.progress.stage("baselines"):
-        base, tuned = _summary(bench, []), _summary(bench, [bench.full])
-        say(f"base {base['score']:.4f}, tuned {tuned['score']:.4f}")
+        states = _states(bench)
+        say(", ".join(f"{k.replace('_', ' ')} {v['score']:.4f}" for k, v in states.items()))
     with session.progress.stage("mask"):
         mask = _chosen(bench)
     with session.progress.stage("score"):
         draft = pair.graft(mask, dtype={"fp32": torch.float32, "fp16": torch.float16}[cfg.values])
-        found = _summary(bench, [draft])
-        facts = _facts(bench, draft, base, tuned, found)
+        states["graft"] = bench.summary(lambda side: side.scores.of([draft]))
+        facts = _facts(bench, draft, states)
     with session.progress.stage("curve"):
         facts |= _curve(bench, facts) if cfg.curve else {}
     with session.progress.stage("others"):
@@ -91,14 +102,16 @@ def _open(session: Session) -> Bench:
         rows = pair.task.rows("validation")
     elif pair.task.splits.get("train"):
         rows = pair.task.rows("train")
-    test = Scores(pair.read, pair.cfg, pair.task.rows(pair.task.reported))
-    selection = Scores(pair.read, pair.cfg, rows) if rows else None
-    return Bench(session, pair, test, selection, pair.graft(measure.whole(pair)))
+    test, *chosen = measure.sides_of(pair, [pair.task.rows(pair.task.reported), *([rows] if rows else [])])
+    return Bench(session, pair, test, chosen[0] if chosen else None)
 
 
-def _summary(bench: Bench, grafts: list[Graft]) -> dict[str, Any]:
-    chosen = bench.selection.of(grafts) if bench.selection else None
-    return summary(bench.pair, bench.test.of(grafts), chosen, bench.selection.rows if bench.selection else ())
+def _states(bench: Bench) -> dict[str, Any]:
+    """Base and tuned model; where more moved than a graft can carry, also the base with all that it can."""
+    states = {"base": bench.summary(lambda side: side.scores.of([])), "tuned": bench.summary(lambda side: side.tuned)}
+    if bench.pair.moved_outside:
+        states["all_graftable"] = bench.summary(lambda side: side.ceiling)
+    return states
 
 
 def _chosen(bench: Bench) -> Mask:
@@ -112,7 +125,7 @@ def _chosen(bench: Bench) -> Mask:
             f"--size {cfg.size} is {count:,} weights, and this model has {total:,} graftable ones. Ask for 1 to "
             f"{total:,}, or take in more with --embeddings and --head."
         )
-    return bench.mask(choice.PUBLISHED if cfg.parity else cfg.select, count)
+    return bench.mask(bench.rule, count)
 
 
 def _smallest(bench: Bench, wanted: float) -> Mask:
@@ -136,26 +149,22 @@ def _smallest(bench: Bench, wanted: float) -> Mask:
     return best
 
 
-def _facts(bench: Bench, graft: Graft, base: dict, tuned: dict, found: dict) -> dict[str, Any]:
-    total = len(bench.pair.delta_P)
-    test = bench.test
-    values = [goodness(test.of(g).metrics) for g in ([graft], [], [bench.full])]
+def _facts(bench: Bench, graft: Graft, states: dict[str, Any]) -> dict[str, Any]:
+    total, test = len(bench.pair.delta_P), bench.test
     return {
         "split": bench.pair.task.reported,
         "mode": bench.pair.read.mode,
-        "metric": test.of([]).metrics["metric"],
-        "score": found["score"],
-        "n": len(test.rows),
-        "select": bench.cfg.select,
+        "metric": test.tuned.metrics["metric"],
+        "score": states["graft"]["score"],
+        "n": len(test.scores.rows),
+        "select": bench.rule,
         "size": graft.size,
         "fraction": graft.size / total,
         "graftable": total,
         "moved_outside": bench.pair.moved_outside,
-        "recovered": recovered(*values),
-        "agreement": agreement(test.of([graft]), test.of([bench.full])),
-        "base": base,
-        "tuned": tuned,
-        "graft": found,
+        "recovered": test.recovered(graft),
+        "agreement": agreement(test.scores.of([graft]), test.tuned),
+        **states,
     }
 
 
@@ -165,7 +174,7 @@ def _curve(bench: Bench, facts: dict[str, Any]) -> dict[str, Any]:
     sizes = sorted({max(1, round(f * total)) for f in bench.cfg.curve_sizes})
     points = [(rule, count) for rule in RULES for count in sizes]
     for (rule, count), mask in zip(points, choice.make(bench.session, points)):
-        found = bench.test.of([bench.pair.graft(mask)])
+        found = bench.test.scores.of([bench.pair.graft(mask)])
         rows.append(
             {
                 "select": rule,
@@ -173,6 +182,7 @@ def _curve(bench: Bench, facts: dict[str, Any]) -> dict[str, Any]:
                 "size": count,
                 "score": found.metrics["score"],
                 "recovered": bench.gained(mask, bench.test),
+                "recovered_selection": bench.gained(mask, bench.selection) if bench.selection else None,
                 "ece": found.metrics.get("ece"),
             }
         )
@@ -180,29 +190,41 @@ def _curve(bench: Bench, facts: dict[str, Any]) -> dict[str, Any]:
     title = f"{bench.pair.task.name}: share of the gain recovered"
     with drawing() as axes:
         save(axes.figure, bench.session.run.file("figures", "curve"), size_curve(axes, rows, title))
-    return {"curve": rows, "needs": needs, "answer": _answer(bench, needs, facts)}
+    return {"curve": rows, "needs": needs, "answer": _answer(bench.pair.task.name, rows, needs, facts)}
 
 
 def _needs(rows: list[dict[str, Any]]) -> float | None:
-    """The smallest measured share of the weights that recovers 95 % of the gain."""
-    return next((r["fraction"] for r in rows if r["recovered"] is not None and r["recovered"] >= 0.95), None)
+    """The smallest measured share of the weights that recovers 95 % of the gain, as do all larger ones.
+
+    Told by the selection rows, so that the reported ones have no part in the choice.
+    """
+    found = None
+    for row in sorted(rows, key=lambda r: -r["fraction"]):
+        if row["recovered_selection"] is None or row["recovered_selection"] < ENOUGH:
+            break
+        found = float(row["fraction"])
+    return found
 
 
-def _answer(bench: Bench, needs: dict[str, float | None], facts: dict[str, Any]) -> str:
-    """One line a person can quote."""
-    task = bench.pair.task.name
-    if facts["recovered"] is None or goodness(bench.test.of([bench.full]).metrics) <= goodness(
-        bench.test.of([]).metrics
-    ):
+def _answer(task: str, rows: list[dict[str, Any]], needs: dict[str, float | None], facts: dict[str, Any]) -> str:
+    """One line a person can quote: rule and size by the selection rows, what they recover by the reported ones."""
+    if facts["recovered"] is None:
         return f"{task}: tuning gained nothing, so there is nothing to recover."
-    best = min((r for r in needs if needs[r] is not None), key=lambda r: needs[r] or 0, default=None)
-    largest = max(bench.cfg.curve_sizes)
-    if best is None:
+    if all(r["recovered_selection"] is None for r in rows):
+        return f"{task}: tuning gained nothing on the rows that choose rule and size, so no size can be told."
+    sizes = {r: n for r, n in needs.items() if n is not None and r != "random"}
+    if not sizes:
+        largest = max(r["fraction"] for r in rows)
         return f"{task} is not sparse: no rule recovers 95% of the gain with {largest:.3g} of the weights or less."
-    share = needs[best] or 0.0
+    best = min(sizes, key=lambda r: sizes[r])
+    share, chance = sizes[best], needs.get("random")
+    if chance is not None and chance <= share:
+        return f"{task} is not localised: {chance:.3%} of the weights, drawn at random, bring 95% of the gain as well."
+    there = next(r["recovered"] for r in rows if r["select"] == best and r["fraction"] == share)
+    told = f"for 95% of the gain on the rows that chose them, and {there:.0%} on the reported rows."
     if share > SPARSE:
-        return f"{task} is not sparse: it needs {share:.3%} of the weights ({best}) for 95% of the gain."
-    return f"{task} needs {share:.4g} of the weights ({share:.3%}, {best}) for 95% of the gain."
+        return f"{task} is not sparse: it needs {share:.3%} of the weights ({best}) {told}"
+    return f"{task} needs {share:.4g} of the weights ({share:.3%}, {best}) {told}"
 
 
 def _others(bench: Bench, graft: Graft) -> dict[str, Any]:
@@ -210,16 +232,14 @@ def _others(bench: Bench, graft: Graft) -> dict[str, Any]:
     cfg = bench.cfg
     ood = {}
     for name in cfg.ood:
-        scores = measure.shifted(bench.pair, name)
-        cases = {"base": [], "tuned": [bench.full], "graft": [graft]}
-        found = {k: scores.of(g).metrics for k, g in cases.items()}
+        scores, tuned = measure.shifted(bench.pair, name)
+        found = {"base": scores.of([]).metrics, "tuned": tuned.metrics, "graft": scores.of([graft]).metrics}
         ood[name] = {k: {"score": m["score"], "ece": m.get("ece")} for k, m in found.items()} | {
             "n": len(scores.rows),
             "metric": found["base"]["metric"],
         }
-    harm = measure.damage(
-        bench.pair.cfg, bench.pair.read.loaded.ref, cfg.off_task, {"tuned": bench.full, "graft": graft}
-    )
+    pair = bench.pair
+    harm = measure.damage(pair.cfg, pair.read.loaded.ref, cfg.off_task, {"graft": graft}, pair)
     return {**({"ood": ood} if ood else {}), **({"off_task": harm} if harm else {})}
 
 
@@ -229,15 +249,14 @@ def _keep(bench: Bench, draft: Graft, facts: dict[str, Any]) -> None:
     name = cfg.name or "".join(c if c.isalnum() or c in "._-" else "-" for c in bench.pair.task.name)
     manifest = {
         **draft.manifest,
-        "select": cfg.select,
+        "select": bench.rule,
         "size": draft.size,
         "seed": cfg.seed,
         "rows": bench.pair.task.digest,
         "tuned": session.models[1].text,
         "metrics": {k: facts[k] for k in ("metric", "recovered", "n")}
         | {k: facts[k]["score"] for k in ("base", "tuned", "graft")},
-        "command": f"budwood graft learn {session.models[0].text} {session.models[1].text} --task {cfg.task} "
-        f"--size {cfg.size} --select {cfg.select}",
+        "command": command(session),
     }
     graft = Graft(draft.index, draft.delta, draft.shape, draft.head, manifest)
     path = session.run.file(f"{name}.graft")

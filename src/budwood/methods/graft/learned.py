@@ -23,6 +23,7 @@ from budwood.data.batch import Batch
 from budwood.errors import ModelError
 from budwood.methods.graft.pair import Pair, mask_rows
 from budwood.methods.graft.rules import chosen_rows, first_order, mask_of, places_of, taking
+from budwood.params import mask as masks
 from budwood.params import tree
 from budwood.params.apply import requiring_grad
 from budwood.params.mask import Mask
@@ -150,7 +151,7 @@ def annealed(pair: Pair, count: int, steps: Steps, per_tensor: bool = False) -> 
         parameters = [named(model)[n] for n in pair.shapes]
         for step in range(steps.count):
             heat = FIRST * (LAST / FIRST) ** (step / max(1, steps.count - 1))
-            gate_P = torch.sigmoid((score_P - level(score_P, count, heat)) / heat)
+            gate_P = switches(pair, score_P, count, heat, per_tensor)
             put(gate_P)
             batch = batch_of(step)
             loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).mean()
@@ -162,6 +163,14 @@ def annealed(pair: Pair, count: int, steps: Steps, per_tensor: bool = False) -> 
                 score_P.add_(gain_P, alpha=-steps.rate * (1 - step / steps.count) * len(score_P) ** 0.5 / length)
             steps.advance(1, f"loss {float(loss.detach()):.3f}")
     return mask_of(pair, score_P, count, per_tensor)
+
+
+def switches(pair: Pair, score_P: Tensor, count: int, heat: float, per_tensor: bool = False) -> Tensor:
+    """gate_P of soft switches that sum to `count`; with `per_tensor` to the share of each tensor."""
+    sizes = pair.sizes if per_tensor else {"all": len(score_P)}
+    shares = masks.apportion(sizes, count)
+    parts = zip(score_P.split(list(sizes.values())), shares.values())
+    return torch.cat([torch.sigmoid((part - level(part, share, heat)) / heat) for part, share in parts])
 
 
 def level(score_P: Tensor, count: int, heat: float) -> float:

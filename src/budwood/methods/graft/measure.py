@@ -17,13 +17,15 @@ from budwood.data.source import load_task
 from budwood.data.task import Row, Task
 from budwood.errors import BudwoodError, DataError
 from budwood.linalg import metrics as measure
-from budwood.methods.graft.pair import Pair
+from budwood.methods.evaluate import renumbered
+from budwood.methods.graft.pair import Pair, tuned_reading
+from budwood.methods.graft.rules import between
 from budwood.models.load import load
 from budwood.models.reading import Reading, head_spec, mode_for, reading, reads_left_to_right
 from budwood.models.reference import ModelRef
 from budwood.params.graft import Graft, grafted
 from budwood.params.mask import Mask, everything
-from budwood.train.evaluate import LOWER_IS_BETTER, Evaluation, evaluate, softmax
+from budwood.train.evaluate import LOWER_IS_BETTER, Evaluation, evaluate, goodness, softmax
 from budwood.train.plan import device_for
 
 
@@ -45,14 +47,41 @@ class Scores:
         return self._kept[key]
 
 
+@dataclass
+class Side:
+    """Rows of one split: scores of the base with any graft on it, and the tuned model's own evaluation."""
+
+    scores: Scores
+    tuned: Evaluation
+    ceiling: Evaluation  # the base with every graftable weight moved: the tuned model, if nothing else had
+
+    def recovered(self, graft: Graft) -> float | None:
+        """Share of the gain that a graft brings back."""
+        found, base, tuned = self.scores.of([graft]), self.scores.of([]), self.tuned
+        return recovered(*(goodness(x.metrics) for x in (found, base, tuned)))
+
+
+def sides_of(pair: Pair, splits: Sequence[Sequence[Row]]) -> list[Side]:
+    """The pair on the rows of each split; the tuned model is loaded for this alone, and let go."""
+    batch = getattr(pair.cfg, "eval_batch_size", None)
+    skilled = tuned_reading(pair)
+    tuned = [evaluate(skilled, tuple(rows), pair.cfg, batch) for rows in splits]
+    del skilled
+    ceiling = tuned
+    if pair.moved_outside:
+        with between(pair, 1.0):
+            ceiling = [evaluate(pair.read, tuple(rows), pair.cfg, batch) for rows in splits]
+    return [Side(Scores(pair.read, pair.cfg, tuple(r)), t, c) for r, t, c in zip(splits, tuned, ceiling)]
+
+
 def recovered(score: float, base: float, tuned: float) -> float | None:
-    """Share of the gain that is there; None where tuning gained nothing.
+    """Share of the gain that is there; None where tuning gained nothing, or lost.
 
     >>> recovered(0.8, 0.5, 0.9)
     0.75
     """
     gain = tuned - base
-    return None if abs(gain) < 1e-12 else round((score - base) / gain, 12)
+    return None if gain <= 1e-12 else round((score - base) / gain, 12)
 
 
 def temperature_from(found: Evaluation, rows: Sequence[Row]) -> tuple[float | None, str]:
@@ -102,16 +131,22 @@ def other_task(cfg: Any, name: str) -> Task:
     )
 
 
-def shifted(pair: Pair, name: str) -> Scores:
-    """The pair's model on another set with the same labels."""
+def shifted(pair: Pair, name: str) -> tuple[Scores, Evaluation]:
+    """The pair's model on another set with the same labels, and what the tuned one does there."""
     task = other_task(pair.cfg, name)
-    if task.kind != pair.task.kind or len(task.labels) != len(pair.task.labels):
+    same_order = task.labels == pair.task.labels
+    fits = same_order or (task.kind == "label" and sorted(task.labels) == sorted(pair.task.labels))
+    if task.kind != pair.task.kind or not fits:
         raise DataError(
             f"--ood {name} has the labels {', '.join(task.labels) or task.kind}; '{pair.task.name}' has "
             f"{', '.join(pair.task.labels) or pair.task.kind}. An out-of-distribution set needs the same labels."
         )
+    if pair.read.mode == "head" and not same_order:
+        task = renumbered(task, pair.task.labels)  # a head's outputs have an order; label words have none
     cfg = pair.cfg.model_copy(update={"template": None, "label_words": ()})
-    return Scores(reading(pair.read.loaded, task, cfg, pair.read.mode, pair.cfg.seed), cfg, task.rows(task.reported))
+    rows = task.rows(task.reported)
+    tuned = evaluate(tuned_reading(pair, task, cfg), rows, cfg, getattr(cfg, "eval_batch_size", None))
+    return Scores(reading(pair.read.loaded, task, cfg, pair.read.mode, pair.cfg.seed), cfg, rows), tuned
 
 
 def scores_on(cfg: Any, base: ModelRef, task: Task, wish: dict[str, Any] | None = None) -> Scores:
@@ -126,18 +161,27 @@ def scores_on(cfg: Any, base: ModelRef, task: Task, wish: dict[str, Any] | None 
     return Scores(reading(loaded, task, own, mode, cfg.seed), own, task.rows(task.reported))
 
 
-def damage(cfg: Any, base: ModelRef, names: Sequence[str], grafts: dict[str, Graft]) -> dict[str, Any]:
-    """Other tasks with and without each graft: the score of each, and its change from the base (up = worse)."""
+def damage(
+    cfg: Any, base: ModelRef, names: Sequence[str], grafts: dict[str, Graft], pair: Pair | None = None
+) -> dict[str, Any]:
+    """Other tasks with and without each graft: the score of each, and its change from the base (up = worse).
+
+    With a pair also the tuned model; where more moved than a graft can carry, the base with all that it can.
+    """
     out: dict[str, Any] = {}
     for name in names:
         try:
             scores = scores_on(cfg, base, other_task(cfg, name))
+            before = scores.of([]).metrics
+            found = {k: scores.of([g], head=False).metrics["score"] for k, g in grafts.items()}
+            if pair is not None:
+                with between(pair, 1.0, scores.read.loaded.model):
+                    moved = evaluate(scores.read, scores.rows, scores.cfg).metrics["score"]
+                found = {"all_graftable" if pair.moved_outside else "tuned": moved, **found}
         except BudwoodError as e:
             out[name] = {"skipped": str(e)}
             continue
-        before = scores.of([]).metrics
         sign = 1 if before["metric"] in LOWER_IS_BETTER else -1
-        found = {k: scores.of([g], head=False).metrics["score"] for k, g in grafts.items()}
         out[name] = {
             "metric": before["metric"],
             "base": before["score"],

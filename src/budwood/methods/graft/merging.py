@@ -17,6 +17,8 @@ from budwood.errors import ConfigError
 from budwood.params.graft import Graft, together
 from budwood.train.penalty import read_fisher
 
+WEIGHTS = {"arithmetic": 0.5, "dare": 0.5, "ties": 1.0}  # ties: of a mean, the others of a sum
+
 
 def merged(grafts: Sequence[Graft], cfg: GraftStitchConfig, model: nn.Module) -> Graft:
     """One graft out of several by the method asked for."""
@@ -33,7 +35,8 @@ def merged(grafts: Sequence[Graft], cfg: GraftStitchConfig, model: nn.Module) ->
     else:
         names = sorted({n for d in dense for n in d})
         total = {n: sum((d[n] for d in dense if n in d), torch.zeros(())) for n in names}
-    return _sparse({n: cfg.weight * v for n, v in total.items()}, grafts)
+    weight = cfg.weight if cfg.weight is not None else WEIGHTS[cfg.method]
+    return _sparse({n: weight * v for n, v in total.items()}, grafts)
 
 
 def _shapes(grafts: Sequence[Graft]) -> dict[str, tuple[int, ...]]:
@@ -70,17 +73,13 @@ def _trimmed(delta: dict[str, Tensor], keep: float) -> dict[str, Tensor]:
 
 
 def _elected(deltas: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """For every weight the sign with more mass, then the sum over grafts of the mean of those that agree.
-
-    The mean over agreeing grafts is multiplied by their number of all, so that --weight means the same as in a sum.
-    """
+    """For every weight the sign with more mass, then the mean of the grafts that agree with it."""
     out = {}
     for name in sorted({n for d in deltas for n in d}):
         stack = torch.stack([d[name] for d in deltas if name in d])
         sign = torch.sign(stack.sum(0))
         agree = (torch.sign(stack) == sign) & (stack != 0)
-        mean = (stack * agree).sum(0) / agree.sum(0).clamp_min(1)
-        out[name] = mean * len(deltas)
+        out[name] = (stack * agree).sum(0) / agree.sum(0).clamp_min(1)
     return out
 
 

@@ -14,17 +14,16 @@ from torch import Tensor
 from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, ModelError
 from budwood.methods.evaluate import with_labels_of
-from budwood.models.grafted import remembered_hash
+from budwood.models.grafted import loaded_hash
 from budwood.models.load import Loaded, load
 from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading
 from budwood.models.reference import ModelRef
-from budwood.params.graft import Graft, backbone_hash
+from budwood.params.graft import Graft, backbone_hash, hash_of, head_names
 from budwood.params.graft_file import HEADS
+from budwood.params.graft_manifest import READ_KEYS
 from budwood.params.mask import Mask, graftable
 from budwood.params.tree import named
 from budwood.train.plan import device_for
-
-READ_KEYS = ("mode", "pool", "template", "label_words", "max_length", "truncate")  # kept in a graft's manifest
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,8 @@ class Pair:
             "reading": {k: _plain(getattr(self.cfg, k)) for k in READ_KEYS} | {"mode": self.read.mode},
             "graftable": len(self.delta_P),
         }
+        if heads := head_names(mask):
+            facts["head_hash"] = hash_of(named(self.read.loaded.model), heads)
         return Graft.cut(mask, self.delta, self.head, {**facts, **(manifest or {})}, dtype)
 
 
@@ -71,9 +72,12 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def open_pair(cfg: Any, base: ModelRef, tuned: ModelRef, task: Task) -> Pair:
-    """Load both, refuse what does not belong together, and keep of the tuned model only what differs."""
-    cfg = as_tuned(cfg, tuned)
+def open_pair(cfg: Any, base: ModelRef, tuned: ModelRef, task: Task, every: bool = False) -> Pair:
+    """Load both, refuse what does not belong together, and keep of the tuned model only what differs.
+
+    Graftable are the weights that the settings name, or `every` one.
+    """
+    cfg = as_tuned(cfg.model_copy(update={"parity": False}), tuned)  # here a matter of the mask, not of reading
     task = with_labels_of(task, tuned)
     if base.model_type != tuned.model_type:
         raise ModelError(
@@ -91,7 +95,7 @@ def open_pair(cfg: Any, base: ModelRef, tuned: ModelRef, task: Task) -> Pair:
     cfg = cfg.model_copy(update={"mode": mode, "pool": getattr(skilled.model, "pool", cfg.pool)})
     loaded = load(base, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device)
     _same_words(loaded, skilled)
-    return _compare(cfg, task, loaded, skilled)
+    return _compare(cfg, task, loaded, skilled, every)
 
 
 def _same_words(base: Loaded, tuned: Loaded) -> None:
@@ -104,7 +108,7 @@ def _same_words(base: Loaded, tuned: Loaded) -> None:
         )
 
 
-def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded) -> Pair:
+def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded, every: bool) -> Pair:
     before, after = named(loaded.model), named(skilled.model)
     for name in {**before, **after}:
         if name not in before or name not in after or before[name].shape != after[name].shape:
@@ -114,10 +118,13 @@ def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded) -> Pair:
                 f"The base '{loaded.ref.text}' and the tuned model '{skilled.ref.text}' have different {part}: "
                 f"'{name}' is {a} there and {b} here. Give the model that the tuned one was made from."
             )
-    base_hash, tuned_hash = remembered_hash(loaded.ref, loaded.model), backbone_hash(skilled.model)
-    names = graftable(loaded.model, cfg.embeddings, cfg.head)
-    # a head that the base never had cannot be told as a difference: it goes along whole
+    base_hash, tuned_hash = loaded_hash(loaded.ref, loaded.model), backbone_hash(skilled.model)
+    names = graftable(loaded.model, every or cfg.embeddings, every or cfg.head)
+    # a head that the base never had cannot be told as a difference: it goes along whole, with the pooler it reads
     whole = {n for n in before if n.startswith(HEADS) and n in loaded.fresh}
+    if cfg.mode in ("head", "span"):
+        spare = [n for n in before if n.startswith(HEADS) and n not in names]
+        whole |= {n for n in spare if not torch.equal(before[n], after[n])}
     shapes = {n: before[n].shape for n in names if n not in whole}
     delta_P = torch.empty(sum(s.numel() for s in shapes.values()))
     place, outside = 0, 0
@@ -140,6 +147,13 @@ def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded) -> Pair:
         )
     read = reading(replace(loaded, fresh=()), task, cfg, cfg.mode, cfg.seed)
     return Pair(read, cfg, task, delta_P, shapes, head, base_hash, tuned_hash, skilled.ref, outside)
+
+
+def tuned_reading(pair: Pair, task: Task | None = None, cfg: Any = None) -> Reading:
+    """The tuned model itself, whatever of it moved, on the pair's task or on another with the same labels."""
+    own = head_spec(pair.task, pair.cfg)
+    skilled = load(pair.tuned, pair.read.mode, own, seed=pair.cfg.model_seed or 0, device=device_for(pair.cfg.device))
+    return reading(skilled, task or pair.task, cfg or pair.cfg, pair.read.mode, pair.cfg.seed)
 
 
 def mask_rows(pair: Pair) -> tuple[Row, ...]:

@@ -10,10 +10,10 @@ from budwood.params.select import is_embedding, layer_of
 
 MODULES = (  # first match wins
     (r"LayerNorm|layer_norm|layernorm|\bln_\w+|sa_layer_norm|input_layernorm|post_attention_layernorm|norm\b", "norm"),
+    (r"c_attn|query_key_value", "query-key-value"),
     (r"query|q_lin|q_proj", "query"),
     (r"key|k_lin|k_proj", "key"),
     (r"value|v_lin|v_proj", "value"),
-    (r"c_attn|query_key_value", "query-key-value"),
     (r"attention\.output|out_lin|o_proj|attn\.c_proj|attention\.dense", "attention out"),
     (r"intermediate|lin1|c_fc|up_proj|gate_proj|dense_h_to_4h|ffn\.weight|ffn\.bias", "MLP in"),
     (r"output|lin2|c_proj|down_proj|dense_4h_to_h|ffn_output", "MLP out"),
@@ -25,6 +25,8 @@ def module_of(name: str) -> str:
 
     >>> module_of("encoder.layer.0.attention.self.query.weight"), module_of("h.1.mlp.c_proj.bias")
     ('query', 'MLP out')
+    >>> module_of("layers.0.attention.query_key_value.weight")
+    'query-key-value'
     """
     return next((word for pattern, word in MODULES if re.search(pattern, name)), "other")
 

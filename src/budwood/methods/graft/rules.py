@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from budwood.capture.gradients import Question, cover, per_example_square_sum
 from budwood.data.batch import Batch, budget_batches, seed_of
@@ -98,12 +98,17 @@ def taking(pair: Pair, take: Callable[[int, Tensor], object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def between(pair: Pair, share: float) -> Iterator[None]:
-    """The model at base + share x change; at the end it is the base again, bit by bit, without a copy of it.
+def between(pair: Pair, share: float, model: nn.Module | None = None) -> Iterator[None]:
+    """The base at base + share x change; at the end it is the base again, bit by bit, without a copy of it.
 
-    Taking the change off again gives nearly every weight back as it was; only the others are kept.
+    Taking the change off again gives nearly every weight back as it was; only the others are kept. `model` is the base
+    as it was loaded for another task.
     """
-    weights = [named(pair.read.loaded.model)[n].data.view(-1) for n in pair.shapes] if share else []
+    parameters = named(model or pair.read.loaded.model)
+    lost_names = [n for n in pair.shapes if n not in parameters]
+    if lost_names:
+        raise TreeError(f"The change of '{lost_names[0]}' has no place in a model for this task, which lacks it.")
+    weights = [parameters[n].data.view(-1) for n in pair.shapes] if share else []
     changes = pair.delta_P.split(list(pair.sizes.values()))
     kept: list[tuple[Tensor, Tensor]] = []
     try:
