@@ -195,9 +195,10 @@ def cost() -> None:
     show.bar(
         "mask step <= 1.3x training step", found["mask_over_training"] <= 1.3, f"{found['mask_over_training']:.2f}x"
     )
-    copies = found["copies_of_graftable"]
-    told = f"{copies:.2f} ({found['copies_with_activations']:.2f} with activations)"
-    show.bar("<= 4 copies of the graftable weights", copies <= 4, told)
+    verb, alone = found["copies_in_the_verb"], found["copies_of_graftable"]
+    more = found["copies_in_the_verb_with_curve"]
+    told = f"{verb:.2f} in the whole verb ({alone:.2f} in learning alone, {more:.2f} with a curve)"
+    show.bar("<= 4 copies of the graftable weights", verb <= 4, told)
     show.bar("applying 0.1% <= 5% of loading", found["apply_over_load"] <= 0.05, f"{found['apply_over_load']:.2%}")
 
 
