@@ -127,12 +127,17 @@ def test_folds_and_resamples_keep_documents_whole():
     assert (weight_RN.sum(1) == 30).all()
 
 
-def test_nothing_linear_is_left_after_leace():
+@pytest.mark.parametrize("stretch", [1.0, 3000.0, 1e8])
+def test_nothing_linear_is_left_after_leace(stretch):
     rng = np.random.default_rng(0)
     y_N = rng.integers(0, 3, 300)
-    x_ND = rng.normal(size=(300, 6)) + 2 * np.eye(3, 6)[y_N]
+    x_ND = rng.normal(size=(300, 6)) + 2 * np.eye(3, 6)[:, [3, 0, 1, 2, 4, 5]][y_N]
+    x_ND[:, 0] *= stretch  # labels lie in columns 1 to 3, which must not pass for rounding beside it
     mean_D, map_DD = eraser(x_ND, y_N, 3)
-    assert np.linalg.matrix_rank(map_DD, 1e-6) <= 2
-    clean = torch.from_numpy(x_ND - (x_ND - mean_D) @ map_DD)
+    spread_D = x_ND.std(0)
+    assert np.linalg.matrix_rank(map_DD * spread_D[:, None] / spread_D, 1e-6) == 2
+    clean = torch.from_numpy((x_ND - (x_ND - mean_D) @ map_DD) / spread_D)
+    gap = clean[y_N == 1].mean(0) - clean[y_N == 0].mean(0)
+    assert float(gap.abs().max()) < 1e-6
     fit = cross_validate(clean, y_N, 3, (1.0,), stratified_folds(y_N, 2))
     assert float(fit.weight_KD.abs().max()) < 1e-4

@@ -121,7 +121,8 @@ def _label_layer(
 def _erased(session: Session, sides: Sides, x_MD: Tensor, test_MD: Tensor) -> float:
     """The score of a probe trained and tested after LEACE has taken the labels out."""
     mean_D, map_DD = eraser(x_MD.numpy(), sides.train.label_M, len(session.task.labels))
-    clean = [torch.from_numpy(x.numpy() - (x.numpy() - mean_D) @ map_DD).float() for x in (x_MD, test_MD)]
+    centred = [x.double().numpy() - mean_D for x in (x_MD, test_MD)]
+    clean = [torch.from_numpy(x - x @ map_DD).float() for x in centred]
     again = labels.fit(clean[0], sides.train, clean[1], session.cfg, len(session.task.labels), False)
     return score.score(session.task, sides.test, again.logits_NK.argmax(1))[0]
 
