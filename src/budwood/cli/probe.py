@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +51,7 @@ def register(app: App) -> None:
 
     @app.command(name="probe-evaluate")
     def probe_evaluate(*places: Path) -> int:
-        """Score the predictions of probe runs; writes results.csv beside each set of predictions.
+        """Score the predictions of probe runs by their tasks' metrics; writes results.csv beside each.
 
         Parameters
         ----------
@@ -59,9 +60,8 @@ def register(app: App) -> None:
         """
         from budwood.methods.probe.saved import evaluate
 
-        rows = evaluate(places)
-        columns = [c for c in rows[0] if c not in ("place",)]
-        print(grid(rows, columns))
+        rows = evaluate(places, lambda line: print(line, file=sys.stderr))
+        print(grid(rows, list(dict.fromkeys(c for r in rows for c in r))))
         return 0
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import budwood as bw
 from budwood.config.probe import ProbeConfig
 from budwood.errors import BudwoodError, ConfigError, DataError, ModelError, StoreError
 from budwood.linalg.choice import Choices, log_chances, solve_choices
@@ -67,10 +68,51 @@ def test_bad_input_is_told(place, task, more, kind, words):
         go(place, task, **more)
 
 
+def own_task(place, kind):
+    """Rows of the shipped world under another metric: MCC of labels, F1 of whole entities (names, one tag in two)."""
+    home = place / kind
+    home.mkdir()
+    for split in ("train", "test"):
+        rows = []
+        for i, r in enumerate(bw.task("tiny-entail" if kind == "label" else "tiny-tags").rows(split)[:80]):
+            if kind == "label":
+                rows.append({"id": f"{split}{i}", "text": r.text, "pair": r.pair, "label": "ny"[r.label]})
+            else:
+                tags = ["B-X" if t % 3 == 0 else "I-X" if t % 3 == 1 else "O" for t in r.label]
+                rows.append({"id": f"{split}{i}", "words": list(r.words), "tags": tags})
+        (home / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    metric = "mcc" if kind == "label" else "f1"
+    files = "{train: train.jsonl, test: test.jsonl}"
+    (home / "task.yaml").write_text(f"name: own\nkind: {kind}\nfiles: {files}\nmetric: {metric}\n")
+    return home / "task.yaml"
+
+
+@pytest.mark.parametrize("kind", ["label", "tokens"])
+def test_saved_predictions_are_scored_as_the_run_scored_them(place, kind):
+    result = go(place, str(own_task(place, kind)), layers=(0, 3), no_controls=True, out=place / "run")
+    wanted = {x["layer"]: x["score"] for x in result.metrics["results"][0]["layers"]}
+    rows = evaluate([place])
+    assert {r["layer"]: r["score"] for r in rows} == pytest.approx(wanted, abs=1e-12)
+    assert {r["metric"] for r in rows} == {result.metrics["metric"]} == {"mcc" if kind == "label" else "f1"}
+    assert any(abs(r["score"] - r["accuracy"]) > 1e-3 for r in rows)
+
+
+def test_an_unfinished_run_is_named_and_left_out(place):
+    go(place, "tiny-topic", layers=(0,), no_controls=True)
+    half = place / "half" / "predictions" / "0-tiny-bert"
+    half.mkdir(parents=True)
+    (half / "layer_00.json").write_text("{}")
+    said = []
+    assert len(evaluate([place], said.append)) == 1
+    assert len(said) == 1 and "half (0-tiny-bert)" in said[0]
+    with pytest.raises(StoreError, match="Unfinished and left out"):
+        evaluate([place / "half"])
+
+
 def test_no_probes_no_predictions(place):
     with pytest.raises(StoreError, match="holds no saved probes"):
         predict(place)
-    with pytest.raises(BudwoodError, match="No predictions of probes"):
+    with pytest.raises(BudwoodError, match="No predictions of finished probes"):
         evaluate([place])
 
 

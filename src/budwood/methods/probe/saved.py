@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 
@@ -19,6 +21,7 @@ from budwood.errors import DataError, ModelError, StoreError
 from budwood.methods.probe import spans
 from budwood.methods.probe.descent import apply_plain
 from budwood.methods.probe.outcome import Home, keep_answers, keep_guesses, table
+from budwood.methods.probe.score import score
 from budwood.methods.probe.side import Side, dressed
 from budwood.models.identity import model_hash
 from budwood.store.files import read_json, write_json, write_text
@@ -75,19 +78,40 @@ def _apply(home: Home, layer: int | None, folder: str, task: Task, side: Side, f
     keep_guesses(stem, task, side, guess.numpy())
 
 
-def evaluate(places: Sequence[Path]) -> list[dict[str, Any]]:
-    """One row per set of predictions and layer; results.csv beside every set."""
+def evaluate(places: Sequence[Path], tell: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
+    """One row per set of predictions and layer, by the task's metric; results.csv beside every set.
+
+    A run that was not carried to its end, so that what its predictions belong to is not known, is named to `tell`.
+    """
     found = {p.parent for place in places for p in place.rglob("predictions*/**/*.json") if _stem(p)}
-    sets = sorted(home for home in found if _of(home)[1] in read_json(_of(home)[0] / "probes" / "index.json"))
+    known = {run: _known(run) for run in {_of(home)[0] for home in found}}
+    sets = sorted(home for home in found if _of(home)[1] in known[_of(home)[0]])
+    bare = sorted({f"{run} ({name})" for run, name in map(_of, found) if not _belongs(name, known[run])})
+    if bare:
+        tell(f"Left out, unfinished: {', '.join(bare)}. Run the same `budwood probe` again to finish.")
     if not sets:
         given = ", ".join(map(str, places)) or "nothing"
-        raise StoreError(f"No predictions of probes were found under {given}. Give a `budwood probe` run or a folder.")
+        what = f"Unfinished and left out: {', '.join(bare)}. " if bare else ""
+        raise StoreError(
+            f"No predictions of finished probes were found under {given}. {what}Give a `budwood probe` run or a folder."
+        )
     out: list[dict[str, Any]] = []
     for home in sets:
         rows = _evaluate_set(home)
         write_text(home / "results.csv", table(rows, list(rows[0])))
         out += rows
     return out
+
+
+def _known(run: Path) -> list[str]:
+    """Names of the probes that a run says are whole."""
+    index = run / "probes" / "index.json"
+    return list(read_json(index)) if index.exists() else []
+
+
+def _belongs(name: str, known: Sequence[str]) -> bool:
+    """Whether predictions are those of a finished model: its own, or the last of its epochs under the model's name."""
+    return any(k == name or k.startswith(f"{name}/") for k in known)
 
 
 def _stem(path: Path) -> bool:
@@ -106,27 +130,48 @@ def _evaluate_set(home: Path) -> list[dict[str, Any]]:
     about = folder / "about.json"
     facts = read_json(run / "probes" / "index.json")[name]
     settings = read_json(about)["settings"] if about.exists() else facts["settings"]
-    task = load_task(FeatureConfig(**settings))
+    cfg = FeatureConfig(**settings)
+    task = load_task(cfg)
     split = read_json(about)["split"] if about.exists() else task.reported
     out = []
     for path in sorted(p for p in home.glob("*.json") if _stem(p)):
         given = read_json(path)
         row: dict[str, Any] = {"run": run.name, "set": folder.name, "probes": name}
         row["layer"] = path.stem if path.stem == "mix" else int(path.stem.split("_")[1])
-        out.append({**row, **_scores(task, split, given)})
+        out.append({**row, **_scores(task, split, given, cfg.truncate == "head")})
     return out
 
 
-def _scores(task: Task, split: str, given: dict[str, Any]) -> dict[str, float]:
+@dataclass(frozen=True)
+class _Truth:
+    """Labels of what was predicted, as `score` wants them."""
+
+    label_M: np.ndarray
+    document_M: np.ndarray
+    row_M: np.ndarray
+
+
+def _scores(task: Task, split: str, given: dict[str, Any], headless: bool) -> dict[str, Any]:
+    """The task's metric, and what else is told of such answers; `headless`: long rows have lost their beginning."""
     rows = task.rows(split)
     if task.kind == "span":
         found = squad_scores(rows, given)
         names = ("exact", "f1", "NoAns_exact", "NoAns_f1", "HasAns_exact", "HasAns_f1")
-        return {n: round(float(found[n]), 4) for n in names}
-    gold = {r.id: r.label if isinstance(r.label, tuple) else (r.label,) for r in rows}
-    pairs = [
-        (said, task.labels[int(label or 0)])
-        for i, guess in given.items()
-        for said, label in zip(guess if isinstance(guess, list) else [guess], gold[i])
-    ]
-    return {"accuracy": sum(a == b for a, b in pairs) / len(pairs), "n": len(pairs)}
+        return {"metric": "f1", "score": float(found["f1"]), **{n: round(float(found[n]), 4) for n in names}}
+    guess: list[int] = []
+    label: list[int] = []
+    row_M: list[int] = []
+    for n, row in enumerate(rows):
+        if row.label is None or row.id not in given:
+            continue
+        said = [task.labels.index(x) for x in ([given[row.id]] if task.kind == "label" else given[row.id])]
+        gold = list(row.label) if isinstance(row.label, tuple) else [int(row.label)]
+        guess += said
+        label += gold[len(gold) - len(said) :] if headless else gold[: len(said)]
+        row_M += [n] * len(said)
+    if not label:
+        raise DataError(f"Split '{split}' of task '{task.name}' has no labels that predictions could be scored by.")
+    guess_M, label_M, at_M = (np.array(x, dtype=np.int64) for x in (guess, label, row_M))
+    value = score(task, _Truth(label_M, at_M, at_M), guess_M)[0]
+    right = float((guess_M == label_M).mean())
+    return {"metric": task.metric, "score": value, "accuracy": right, "n": len(label)}
