@@ -60,6 +60,17 @@ def test_a_run_and_what_can_be_done_with_it_later(place, task, more):
         ("tiny-topic", {"layers": (9,)}, ConfigError, "layer 9, and this model has layers 0 .embeddings. to 4"),
         ("tiny-text", {}, ConfigError, "has no labels for a probe"),
         ("tiny-topic", {"limit": 3, "folds": 5}, DataError, "cannot make 5 folds"),
+        (
+            "tiny-qa",
+            {"erase": True},
+            ConfigError,
+            "--erase takes labels out of states; task 'tiny-qa' .kind 'span'. has",
+        ),
+        ("tiny-qa", {"pvi": True, "solver": "adamw"}, ConfigError, "--pvi is about labels"),
+        ("tiny-qa", {"states": "mean"}, ConfigError, "--states mean is about the one state of a row"),
+        ("tiny-tags", {"states": "cls"}, ConfigError, "--states cls is about the one state of a row"),
+        ("tiny-topic", {"decode": "original"}, ConfigError, "--decode original is about answers"),
+        ("tiny-topic", {"bidaf": 1}, ConfigError, "--bidaf reads answers"),
         ("tiny-topic", {"compare": True}, ConfigError, "difference of two models; 1 were given"),
     ],
 )

@@ -20,6 +20,7 @@ from budwood.models.reading import reads_left_to_right
 from budwood.models.reference import ModelRef
 
 PROBED = ("label", "tokens", "span")
+MEASURED = ("accuracy", "f1", "macro_f1", "mcc")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,26 @@ def kind_of(cfg: ProbeConfig, task: Task, ref: ModelRef) -> FeatureKind:
     if cfg.states != "auto":
         return cfg.states
     return "last" if reads_left_to_right(ref) else "cls"
+
+
+def check(cfg: ProbeConfig, task: Task) -> None:
+    """Refuse settings that would do nothing on this kind of task, and metrics that labels alone do not have."""
+    span, label = task.kind == "span", task.kind == "label"
+    idle = {
+        "--erase takes labels out of states": cfg.erase and span,
+        "--pvi is about labels": cfg.pvi and span,
+        f"--states {cfg.states} is about the one state of a row": cfg.states != "auto" and not label,
+        f"--decode {cfg.decode} is about answers to questions": cfg.decode != "hf" and not span,
+        "--bidaf reads answers to questions": cfg.bidaf and not span,
+    }
+    given = [words for words, wrong in idle.items() if wrong]
+    if given:
+        raise ConfigError(f"{given[0]}; task '{task.name}' (kind '{task.kind}') has none. Leave it away.")
+    if task.kind in ("label", "tokens") and task.metric not in MEASURED:
+        raise ConfigError(
+            f"Task '{task.name}' asks for the metric '{task.metric}', which probes are not scored by. They know "
+            f"{', '.join(MEASURED)}: give one of these as `metric` in the task's file."
+        )
 
 
 def splits_of(task: Task) -> tuple[str, str]:

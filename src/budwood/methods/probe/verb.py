@@ -16,7 +16,7 @@ from budwood.data.batch import seed_of
 from budwood.errors import ConfigError
 from budwood.linalg.leace import eraser
 from budwood.methods.probe import bidaf, labels, outcome, score, spans, trained, words
-from budwood.methods.probe.side import kind_of
+from budwood.methods.probe.side import check, kind_of
 from budwood.methods.probe.sides import Sides, layer_numbers, sides_of
 from budwood.methods.session import Session
 from budwood.models.load import load
@@ -32,8 +32,7 @@ def probe(session: Session) -> dict[str, Any]:
         kind_of(cfg, task, ref)
     if cfg.compare and len(session.models) != 2:
         raise ConfigError(f"--compare draws the difference of two models; {len(session.models)} were given.")
-    if cfg.bidaf and task.kind != "span":
-        raise ConfigError(f"--bidaf reads answers to questions; task '{task.name}' has none. Leave it away.")
+    check(cfg, task)
     results, first = [], None
     for i, ref in enumerate(session.models):
         sides = sides_of(session, ref)
