@@ -14,6 +14,7 @@ from budwood.errors import BudwoodError, ConfigError, DataError, ModelError, Sto
 from budwood.linalg.choice import Choices, log_chances, solve_choices
 from budwood.linalg.leace import eraser
 from budwood.linalg.softmax import cross_validate, stratified_folds
+from budwood.methods.probe import verb
 from budwood.methods.probe.code import folds_by_document, online_code, portions, resamples
 from budwood.methods.probe.labels import code_length
 from budwood.methods.probe.saved import evaluate, predict
@@ -77,6 +78,29 @@ def test_a_run_and_what_can_be_done_with_it_later(place, task, more):
 def test_bad_input_is_told(place, task, more, kind, words):
     with pytest.raises(kind, match=words):
         go(place, task, **more)
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "by"),
+    [("tiny-topic", {}, "cv"), ("tiny-topic", {"solver": "adamw"}, "train_loss"), ("tiny-qa", {}, "tune_f1")],
+)
+def test_the_layer_is_not_chosen_on_the_reported_rows(place, monkeypatch, task, more, by):
+    """With reported scores turned upside down the same layer is chosen."""
+    places, found = verb._places, []
+    for sign in (1, -1):
+
+        def turned(*given, sign=sign):
+            out = places(*given)
+            return out | {"layers": [x | {"score": sign * x["score"]} for x in out["layers"]]}
+
+        monkeypatch.setattr(verb, "_places", turned)
+        found.append(go(place, task, no_controls=True, out=place / f"run{sign}", **more).metrics)
+    one, other = (m["results"][0] for m in found)
+    assert one["best_layer"] == other["best_layer"] and one["chosen_by"] == by
+    scores = {x["layer"]: x["score"] for x in one["layers"]}
+    assert found[0]["score"] == one["score"] == scores[one["best_layer"]]
+    best = (min if by == "train_loss" else max)(x[by] for x in one["layers"])
+    assert next(x[by] for x in one["layers"] if x["layer"] == one["best_layer"]) == best
 
 
 def own_task(place, kind):

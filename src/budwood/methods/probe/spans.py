@@ -33,6 +33,7 @@ class SpanFit:
     weight_2D: Tensor
     cost: float
     threshold: float
+    tune_f1: float  # at that threshold, on the rows that chose it
     train_loss: float
     repeats: tuple[Tensor, ...]  # fitted on resampled documents
     control_2D: Tensor | None  # fitted on random tokens
@@ -70,7 +71,8 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
     pair_2D = found.weight_SPD[best]
     train_loss = float(_loss(pair_2D[None], x_MD, starts_W, gold_YW[:2])[0])
     raw = lambda w: (w / scale.spread_D.double()).float()  # noqa: E731
-    threshold = tuned_threshold(decode(raw(pair_2D), tune_MD, tune, cfg), tune)
+    said = decode(raw(pair_2D), tune_MD, tune, cfg)
+    threshold = tuned_threshold(said, tune)
     document_W = train.document_M[starts_W]
     weight_RW = np.concatenate([one_W, resamples(document_W, cfg.repeats, cfg.seed)])
     more: list[Tensor] = []
@@ -86,6 +88,7 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
         raw(pair_2D),
         float(costs[best]),
         threshold,
+        mean_f1(thresholded(said, threshold), tune),
         train_loss,
         tuple(more[:-1]),
         more[-1] if more else None,
@@ -135,6 +138,11 @@ def answers(score_2M: np.ndarray, side: Side, cfg: ProbeConfig) -> SpanPredictio
 def thresholded(found: SpanPredictions, threshold: float) -> dict[str, str]:
     """Answers where the null odds do not exceed the threshold."""
     return {i: "" if found.null_odds[i] > threshold else text for i, text in found.best.items()}
+
+
+def mean_f1(given: dict[str, str], side: Side) -> float:
+    """F1 of answers, in percent."""
+    return float(100.0 * question_scores(side.rows, given)[1].mean())
 
 
 def tuned_threshold(found: SpanPredictions, side: Side) -> float:

@@ -39,9 +39,8 @@ def probe(session: Session) -> dict[str, Any]:
         first = first or sides
         home = outcome.Home(session.run.path, f"{i}-{ref.name}")
         found = _places(session, sides, home)
-        best = max(found["layers"], key=lambda x: x["score"])
         head = _head_score(session, ref)
-        results.append({"model": ref.text, **found, "best_layer": best["layer"], "head_score": head})
+        results.append({"model": ref.text, **found, **_chosen(found["layers"]), "head_score": head})
         homes = [home.epoch(e) for e in sorted({x["epoch"] for x in found["epochs"]})] if cfg.trained else [home]
         outcome.keep_index(session, ref, homes, sides.train.stored)
     assert first is not None
@@ -63,12 +62,22 @@ def probe(session: Session) -> dict[str, Any]:
     return {
         "split": split,
         "metric": metric,
-        "score": max(x["score"] for x in results[-1]["layers"]),
+        "score": results[-1]["score"],
         "n": len(task.rows(split)),
         "states": kind_of(cfg, task, session.models[0]),
         "baselines": baselines,
         "results": results,
     }
+
+
+def _chosen(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The layer that stands for a model, chosen without a look at the reported split, and its score there.
+
+    By F1 on the tuning rows (spans), by accuracy on left-out folds (labels and tokens), else by the loss in training.
+    """
+    by = next(name for name in ("tune_f1", "cv", "train_loss") if name in layers[0])
+    best = (min if by == "train_loss" else max)(layers, key=lambda x: x[by])
+    return {"best_layer": best["layer"], "chosen_by": by, "score": best["score"]}
 
 
 def _places(session: Session, sides: Sides, home: outcome.Home | None) -> dict[str, Any]:
@@ -142,6 +151,7 @@ def _span_layer(
         "raw_f1": score.span_fields(test.rows, said.answers, cfg.seed)["f1"],
         "answered_f1": score.span_fields(test.rows, said.best, cfg.seed)["HasAns_f1"],
         "threshold": found.threshold,
+        "tune_f1": found.tune_f1,
         "C": found.cost,
         "train_loss": found.train_loss,
     }
