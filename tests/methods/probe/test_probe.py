@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,14 +13,16 @@ import torch
 
 import budwood as bw
 from budwood.config.probe import ProbeConfig
+from budwood.data.source import load_task
 from budwood.errors import BudwoodError, ConfigError, DataError, ModelError, StoreError
 from budwood.linalg.choice import Choices, log_chances, solve_choices
 from budwood.linalg.leace import eraser
 from budwood.linalg.softmax import cross_validate, stratified_folds
-from budwood.methods.probe import verb
+from budwood.methods.probe import head, verb
 from budwood.methods.probe.code import folds_by_document, online_code, portions, resamples
 from budwood.methods.probe.labels import code_length
 from budwood.methods.probe.saved import evaluate, predict
+from budwood.models.reference import resolve
 from budwood.studies.verbs import run_verb
 
 
@@ -101,6 +106,38 @@ def test_the_layer_is_not_chosen_on_the_reported_rows(place, monkeypatch, task, 
     assert found[0]["score"] == one["score"] == scores[one["best_layer"]]
     best = (min if by == "train_loss" else max)(x[by] for x in one["layers"])
     assert next(x[by] for x in one["layers"] if x["layer"] == one["best_layer"]) == best
+
+
+def test_the_head_is_decoded_and_tuned_like_the_probes(place, monkeypatch):
+    """A shift of all null scores spoils the raw score of a head; the tuned one does not see it, like a probe's."""
+    scored, loaded, decode = head.evaluate, head.load, head.spans.decode_original
+    found, asked = {}, []
+
+    def planted(read, rows, cfg, shift):
+        """Scores of a head that finds most answers, all nulls moved by `shift`."""
+        encoded, out = read.encode(rows), scored(read, rows, cfg)
+        first_W = encoded.offsets_N1[:-1]
+        ends_2M = np.random.default_rng(0).normal(size=out.ends_2M.shape)
+        for k, name in enumerate(("start", "end")):
+            ends_2M[k, first_W + encoded.fixed[name]] += 4
+        ends_2M[:, first_W] += shift
+        return replace(out, ends_2M=ends_2M.astype(np.float32))
+
+    monkeypatch.setattr(head, "load", lambda *a, **k: replace(loaded(*a, **k), fresh=()))
+    monkeypatch.setattr(head.spans, "decode_original", lambda *a: (asked.append(len(a[1])), decode(*a))[1])
+    quiet = SimpleNamespace(stage=lambda name: nullcontext())
+    for rule, shift in (("hf", 0.0), ("hf", 50.0), ("original", 0.0)):
+        monkeypatch.setattr(head, "evaluate", lambda *a, shift=shift: planted(*a, shift))
+        cfg = ProbeConfig(task="tiny-qa", limit=60, limit_eval=40, decode=rule)
+        task = load_task(cfg)
+        session = SimpleNamespace(cfg=cfg, task=task, progress=quiet)
+        tune = SimpleNamespace(rows=task.rows("validation"))
+        found[rule, shift] = head.head_scores(session, resolve("tiny-bert"), tune)
+    plain, moved, original = found.values()
+    assert plain["head_score"] > 70 and moved["head_score"] == pytest.approx(plain["head_score"], abs=1e-9)
+    assert moved["head_threshold"] == pytest.approx(plain["head_threshold"] + 100, abs=1e-3)
+    assert moved["head_raw_f1"] == plain["head_raw_f1"] == original["head_raw_f1"]
+    assert asked == [40, 40]  # the reported and the tuning rows
 
 
 def own_task(place, kind):

@@ -72,7 +72,7 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
     train_loss = float(_loss(pair_2D[None], x_MD, starts_W, gold_YW[:2])[0])
     raw = lambda w: (w / scale.spread_D.double()).float()  # noqa: E731
     said = decode(raw(pair_2D), tune_MD, tune, cfg)
-    threshold = tuned_threshold(said, tune)
+    threshold = tuned_threshold(said, tune.rows)
     document_W = train.document_M[starts_W]
     weight_RW = np.concatenate([one_W, resamples(document_W, cfg.repeats, cfg.seed)])
     more: list[Tensor] = []
@@ -88,7 +88,7 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
         raw(pair_2D),
         float(costs[best]),
         threshold,
-        mean_f1(thresholded(said, threshold), tune),
+        mean_f1(thresholded(said, threshold), tune.rows),
         train_loss,
         tuple(more[:-1]),
         more[-1] if more else None,
@@ -126,13 +126,17 @@ def decode(weight_2D: Tensor, x_MD: Tensor, side: Side, cfg: ProbeConfig) -> Spa
 
 def answers(score_2M: np.ndarray, side: Side, cfg: ProbeConfig) -> SpanPredictions:
     """Answers by the rule asked for, from scores of all tokens or of the allowed ones."""
-    encoded = side.stored.encoded
+    return decoded(side.stored.encoded, side.rows, score_2M, cfg)
+
+
+def decoded(encoded: Features, rows: tuple[Row, ...], score_2M: np.ndarray, cfg: ProbeConfig) -> SpanPredictions:
+    """The same, for windows that need not be those of a probe."""
     allowed = encoded.ragged["allowed"] != 0
     full = np.full((2, len(allowed)), -np.inf, dtype=np.float32)
     full[:, allowed] = score_2M[:, allowed] if score_2M.shape[1] == len(allowed) else score_2M
     if cfg.rule == "original":
-        return decode_original(encoded, side.rows, full[0], full[1], ORIGINAL)
-    return decode_hf(encoded, side.rows, full[0], full[1], SpanRule(cfg.max_answer_length, cfg.n_best_size, 0.0))
+        return decode_original(encoded, rows, full[0], full[1], ORIGINAL)
+    return decode_hf(encoded, rows, full[0], full[1], SpanRule(cfg.max_answer_length, cfg.n_best_size, 0.0))
 
 
 def thresholded(found: SpanPredictions, threshold: float) -> dict[str, str]:
@@ -140,19 +144,19 @@ def thresholded(found: SpanPredictions, threshold: float) -> dict[str, str]:
     return {i: "" if found.null_odds[i] > threshold else text for i, text in found.best.items()}
 
 
-def mean_f1(given: dict[str, str], side: Side) -> float:
+def mean_f1(given: dict[str, str], rows: tuple[Row, ...]) -> float:
     """F1 of answers, in percent."""
-    return float(100.0 * question_scores(side.rows, given)[1].mean())
+    return float(100.0 * question_scores(rows, given)[1].mean())
 
 
-def tuned_threshold(found: SpanPredictions, side: Side) -> float:
-    """The threshold with the best F1 on the rows of `side`, by one sort.
+def tuned_threshold(found: SpanPredictions, rows: tuple[Row, ...]) -> float:
+    """The threshold with the best F1 on these rows, by one sort.
 
     Where that is not a standard error above never answering, nothing is answered: noise must not cost F1 elsewhere.
     """
-    score_N = question_scores(side.rows, found.best)[1]
-    none_N = np.array([float(not r.answers) for r in side.rows])
-    odds_N = np.array([found.null_odds[r.id] for r in side.rows])
+    score_N = question_scores(rows, found.best)[1]
+    none_N = np.array([float(not r.answers) for r in rows])
+    odds_N = np.array([found.null_odds[r.id] for r in rows])
     threshold = best_threshold(score_N, none_N, odds_N)[1]
     gain_N = np.where(odds_N <= threshold, score_N - none_N, 0.0)
     return threshold if gain_N.mean() > gain_N.std() / np.sqrt(len(gain_N)) else NEVER

@@ -16,13 +16,10 @@ from budwood.data.batch import seed_of
 from budwood.errors import ConfigError
 from budwood.linalg.leace import eraser
 from budwood.methods.probe import bidaf, labels, outcome, score, spans, trained, words
+from budwood.methods.probe.head import head_scores
 from budwood.methods.probe.side import check, kind_of
 from budwood.methods.probe.sides import Sides, layer_numbers, sides_of
 from budwood.methods.session import Session
-from budwood.models.load import load
-from budwood.models.reading import as_tuned, head_spec, mode_for, reading
-from budwood.models.reference import ModelRef
-from budwood.train.evaluate import evaluate
 
 
 def probe(session: Session) -> dict[str, Any]:
@@ -39,8 +36,8 @@ def probe(session: Session) -> dict[str, Any]:
         first = first or sides
         home = outcome.Home(session.run.path, f"{i}-{ref.name}")
         found = _places(session, sides, home)
-        head = _head_score(session, ref)
-        results.append({"model": ref.text, **found, **_chosen(found["layers"]), "head_score": head})
+        head = head_scores(session, ref, sides.tune)
+        results.append({"model": ref.text, **found, **_chosen(found["layers"]), **head})
         homes = [home.epoch(e) for e in sorted({x["epoch"] for x in found["epochs"]})] if cfg.trained else [home]
         outcome.keep_index(session, ref, homes, sides.train.stored)
     assert first is not None
@@ -169,17 +166,3 @@ def _span_layer(
     if home is not None:
         outcome.keep_span(home, number, found, answers, said)
     return out
-
-
-def _head_score(session: Session, ref: ModelRef) -> float | None:
-    """The same metric by the model's own head, where it has one for this task."""
-    cfg = as_tuned(session.cfg.model_copy(update={"parity": False}), ref)  # here a matter of training, not of reading
-    task = session.task
-    mode = mode_for(cfg, task, ref)
-    loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0)
-    if any(name.startswith("head.") for name in loaded.fresh):
-        return None
-    with session.progress.stage(f"head of {ref.name}"):
-        found = evaluate(reading(loaded, task, cfg, mode, cfg.seed), task.rows(task.reported), cfg)
-    wanted = "f1" if task.kind == "span" else task.metric
-    return float(found.metrics[wanted])
