@@ -12,6 +12,8 @@ from budwood.cli.show import grid, serve
 from budwood.config.probe import ProbeConfig
 from budwood.errors import ConfigError
 
+PLAIN = Parameter(negative="")
+
 
 def register(app: App) -> None:
     """Add the verbs."""
@@ -32,7 +34,9 @@ def register(app: App) -> None:
         return code
 
     @app.command(name="probe-predict")
-    def probe_predict(run: Path, *, task: str | None = None, split: str | None = None) -> int:
+    def probe_predict(
+        run: Path, *, task: str | None = None, split: str | None = None, online: Annotated[bool, PLAIN] = False
+    ) -> int:
         """Apply the saved probes of a run; answers go to RUN/predictions-TASK-SPLIT.
 
         Parameters
@@ -40,13 +44,15 @@ def register(app: App) -> None:
         run
             A finished probe run.
         task
-            Another task with the same labels; default: the run's own.
+            Another task with the same labels, or for label probes texts without labels; default: the run's own.
         split
             Split to answer; default: the reported one.
+        online
+            Write no features, also where the run did.
         """
         from budwood.methods.probe.saved import predict
 
-        print(f"in {predict(run, task, split)}")
+        print(f"in {predict(run, task, split, online)}")
         return 0
 
     @app.command(name="probe-evaluate")

@@ -148,7 +148,7 @@ def own_task(place, kind):
         rows = []
         for i, r in enumerate(bw.task("tiny-entail" if kind == "label" else "tiny-tags").rows(split)[:80]):
             if kind == "label":
-                rows.append({"id": f"{split}{i}", "text": r.text, "pair": r.pair, "label": "ny"[r.label]})
+                rows.append({"id": f"{split}{i}", "premise": r.text, "hypothesis": r.pair, "label": "ny"[r.label]})
             else:
                 tags = ["B-X" if t % 3 == 0 else "I-X" if t % 3 == 1 else "O" for t in r.label]
                 rows.append({"id": f"{split}{i}", "words": list(r.words), "tags": tags})
@@ -167,6 +167,37 @@ def test_saved_predictions_are_scored_as_the_run_scored_them(place, kind):
     assert {r["layer"]: r["score"] for r in rows} == pytest.approx(wanted, abs=1e-12)
     assert {r["metric"] for r in rows} == {result.metrics["metric"]} == {"mcc" if kind == "label" else "f1"}
     assert any(abs(r["score"] - r["accuracy"]) > 1e-3 for r in rows)
+
+
+def test_label_probes_predict_rows_without_labels(place):
+    sheet = own_task(place, "label")
+    result = go(place, str(sheet), layers=(0, 3), no_controls=True, out=place / "run")
+    first = json.loads((result.run / "predictions" / "0-tiny-bert" / "layer_03.json").read_text())
+    lines = [json.loads(x) for x in (place / "label" / "test.jsonl").read_text().splitlines()]
+    (place / "bare.jsonl").write_text("".join(json.dumps({**x, "label": None}) + "\n" for x in lines))
+    other = place / "bare.yaml"
+    other.write_text("name: bare\nkind: text\nfiles: {test: bare.jsonl}\n")
+    again = predict(result.run, str(other)) / "0-tiny-bert" / "layer_03.json"
+    given = {i.replace("bare/", "own/"): x for i, x in json.loads(again.read_text()).items()}
+    assert given.keys() == first.keys() and len(given) == 40
+    assert sum(given[i] != first[i] for i in given) <= 1  # the run's states have 16 bits
+    assert again.with_suffix(".csv").read_text().splitlines()[1].split(",")[1] == ""
+    said = []
+    assert {r["set"] for r in evaluate([place], said.append)} == {"predictions"} and "no labels" in said[0]
+
+
+def test_predict_keeps_to_what_the_run_was_told_of_features(place):
+    online = go(place, "tiny-topic", solver="adamw", online=True, layers=(0, 3), no_controls=True)
+    first = json.loads((online.run / "predictions" / "0-tiny-bert" / "layer_03.json").read_text())
+    again = predict(online.run)
+    assert not (place / "cache" / "features").exists()
+    assert json.loads((again / "0-tiny-bert" / "epoch_3" / "layer_03.json").read_text()) == first
+    kept = go(place, "tiny-topic", layers=(0,), no_controls=True, feature_budget=1e-3, out=place / "kept")
+    index = kept.run / "probes" / "index.json"
+    index.write_text(index.read_text().replace('"feature_budget": 0.001', '"feature_budget": 1e-06'))
+    with pytest.raises(DataError, match="more than the 1e-06 GB allowed"):
+        predict(kept.run, split="validation")
+    assert predict(kept.run, split="validation", online=True).exists()
 
 
 def test_an_unfinished_run_is_named_and_left_out(place):

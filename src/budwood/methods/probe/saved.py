@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
-from budwood.capture.features import Ask, open_reading, store
+from budwood.capture.features import TOKENS, Ask, open_reading, planned, store
+from budwood.capture.supply import Fresh, Kept, Supply, states_at
 from budwood.config.probe import FeatureConfig, ProbeConfig
+from budwood.data.batch import budget_batches
 from budwood.data.source import load_task
 from budwood.data.squad import squad_scores
 from budwood.data.task import Task
@@ -26,32 +29,75 @@ from budwood.methods.probe.side import Side, dressed
 from budwood.models.identity import model_hash
 from budwood.store.files import read_json, write_json, write_text
 
+FILES = ("train_file", "validation_file", "test_file")  # of the run; another task has its own
 
-def predict(run: Path, task: str | None = None, split: str | None = None) -> Path:
-    """Apply every probe of a run to a split; returns the folder of predictions."""
+
+@dataclass(frozen=True)
+class _Saved:
+    """A probe on disk: where it belongs, the layers it reads, its weights and what was kept with them."""
+
+    home: Home
+    layer: int | None
+    layers: list[int]
+    weights: dict[str, Tensor]
+    about: dict[str, Any]
+
+
+def predict(run: Path, task: str | None = None, split: str | None = None, online: bool = False) -> Path:
+    """Apply every probe of a run to a split; returns the folder of predictions.
+
+    States are kept or made anew (`online`) as the run did, and its budget for features holds here too. For label probes
+    the task may be plain texts without labels.
+    """
     index_path = run / "probes" / "index.json"
     if not index_path.exists():
         raise StoreError(f"{run} holds no saved probes (no probes/index.json). Give a finished `budwood probe` run.")
     folder = ""
-    for name, facts in read_json(index_path).items():
-        home = Home(run, name)
-        settings = {**facts["settings"], **({"task": task} if task else {})}
+    for model, named in _by_model(read_json(index_path)).items():
+        facts = named[next(iter(named))]
+        settings = {**facts["settings"], **({"task": task, **dict.fromkeys(FILES)} if task else {})}
         rows = load_task(FeatureConfig(**settings))
-        if list(rows.labels) != facts["labels"]:
-            raise DataError(
-                f"The probes of {run} tell apart {', '.join(facts['labels']) or 'spans'}; task '{rows.name}' has "
-                f"{', '.join(rows.labels) or 'no labels'}. Give a task with the same labels."
-            )
+        bare = rows.kind == "text" and bool(facts["labels"]) and facts["states"] != "target"
+        if bare:  # texts that nobody has labelled yet
+            rows = replace(rows, kind="label", labels=tuple(facts["labels"]))
         chosen = split or rows.reported
+        _check_rows(run, rows, chosen, facts)
         folder = f"predictions-{rows.name}-{chosen}"
-        ask = Ask(facts["model"], settings, chosen, facts["states"])
+        ask = Ask(model, settings, chosen, facts["states"])
         _same_model(ask, rows, facts)
-        side = dressed(store(ask, rows), rows, chosen, 0)
-        for layer in (*range(facts["layers"]), None):
-            if home.probe(layer).exists():
-                _apply(home, layer, folder, rows, side, facts)
+        # a store is found again by its task, and that of bare texts says nothing of labels
+        again = online or bare or facts.get("online", False)
+        stored = planned(ask, rows) if again else store(ask, rows, most_bytes=1e9 * facts.get("feature_budget", 100.0))
+        side = dressed(stored, rows, chosen, None)
+        probes = [p for name in named for p in _saved(Home(run, name), facts["layers"])]
+        numbers = sorted({n for p in probes for n in p.layers})
+        supply = Fresh(stored, numbers, rows) if again else Kept(stored, numbers)
+        for probe, logits_KM in zip(probes, _logits(probes, numbers, supply, side)):
+            _keep(probe, logits_KM, folder, rows, side, facts)
         write_json(run / folder / "about.json", {"task": rows.name, "split": chosen, "settings": settings})
     return run / folder
+
+
+def _by_model(index: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Folders of probes by model, so that all epochs of a model are applied to one reading of the rows."""
+    out: dict[str, dict[str, Any]] = {}
+    for name, facts in index.items():
+        out.setdefault(facts["model"], {})[name] = facts
+    return out
+
+
+def _check_rows(run: Path, task: Task, split: str, facts: dict[str, Any]) -> None:
+    if list(task.labels) != facts["labels"]:
+        raise DataError(
+            f"The probes of {run} tell apart {', '.join(facts['labels']) or 'spans'}; task '{task.name}' has "
+            f"{', '.join(task.labels) or 'no labels'}. Give a task with the same labels."
+        )
+    bare = [r.id for r in task.rows(split) if r.label is None] if task.kind == "tokens" else []
+    if bare:
+        raise DataError(
+            f"{len(bare)} rows of split '{split}' of task '{task.name}' have no labels ('{bare[0]}' is the first), and "
+            "token probes read the tokens that have one. Give any label of the task to every word."
+        )
 
 
 def _same_model(ask: Ask, task: Task, facts: dict[str, Any]) -> None:
@@ -63,16 +109,39 @@ def _same_model(ask: Ask, task: Task, facts: dict[str, Any]) -> None:
         )
 
 
-def _apply(home: Home, layer: int | None, folder: str, task: Task, side: Side, facts: dict[str, Any]) -> None:
-    with safe_open(home.probe(layer), "pt") as f:
-        about = json.loads(f.metadata()["probe"])
-        probe = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
-    x_LMD = torch.stack([side.stored.layer(n) for n in about.get("layers", [layer])])
-    logits_KM, stem = apply_plain(probe, x_LMD), home.predictions(layer, folder)
-    if about["kind"] == "span":
+def _saved(home: Home, layers: int) -> list[_Saved]:
+    """Every probe of a folder, the mix last."""
+    out = []
+    for layer in (*range(layers), None):
+        if not home.probe(layer).exists():
+            continue
+        with safe_open(home.probe(layer), "pt") as f:
+            about = json.loads(f.metadata()["probe"])
+            weights = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+        out.append(_Saved(home, layer, about.get("layers", [layer]), weights, about))
+    return out
+
+
+def _logits(probes: Sequence[_Saved], numbers: list[int], supply: Supply, side: Side) -> list[Tensor]:
+    """logits_KM of every probe, from one reading of the rows."""
+    offsets_N1 = side.stored.offsets_N1
+    found: list[list[Tensor]] = [[] for _ in probes]
+    order = []
+    for index_B in budget_batches(side.stored.encoded.lengths_N, TOKENS):
+        x_LmD = supply(index_B)
+        order.append(states_at(offsets_N1, index_B))
+        for i, probe in enumerate(probes):
+            found[i].append(apply_plain(probe.weights, x_LmD[[numbers.index(n) for n in probe.layers]]))
+    place_M = torch.from_numpy(np.argsort(np.concatenate(order)))
+    return [torch.cat(parts, 1)[:, place_M] for parts in found]
+
+
+def _keep(probe: _Saved, logits_KM: Tensor, folder: str, task: Task, side: Side, facts: dict[str, Any]) -> None:
+    stem = probe.home.predictions(probe.layer, folder)
+    if probe.about["kind"] == "span":
         cfg = ProbeConfig(**facts["settings"], decode=facts["decode"])
         said = spans.answers(logits_KM.numpy(), side, cfg)
-        keep_answers(stem, spans.thresholded(said, about["threshold"]), said)
+        keep_answers(stem, spans.thresholded(said, probe.about["threshold"]), said)
         return
     guess = (logits_KM[0] > 0).long() if len(logits_KM) == 1 else logits_KM.argmax(0)
     keep_guesses(stem, task, side, guess.numpy())
@@ -98,8 +167,13 @@ def evaluate(places: Sequence[Path], tell: Callable[[str], None] = lambda line: 
     out: list[dict[str, Any]] = []
     for home in sets:
         rows = _evaluate_set(home)
+        if not rows:
+            tell(f"Left out, no labels to be scored by: {home}.")
+            continue
         write_text(home / "results.csv", table(rows, list(rows[0])))
         out += rows
+    if not out:
+        raise DataError(f"The rows of {', '.join(map(str, sets))} have no labels that predictions could be scored by.")
     return out
 
 
@@ -133,7 +207,9 @@ def _evaluate_set(home: Path) -> list[dict[str, Any]]:
     cfg = FeatureConfig(**settings)
     task = load_task(cfg)
     split = read_json(about)["split"] if about.exists() else task.reported
-    out = []
+    out: list[dict[str, Any]] = []
+    if task.kind != "span" and all(r.label is None for r in task.rows(split)):
+        return out
     for path in sorted(p for p in home.glob("*.json") if _stem(p)):
         given = read_json(path)
         row: dict[str, Any] = {"run": run.name, "set": folder.name, "probes": name}
@@ -169,8 +245,6 @@ def _scores(task: Task, split: str, given: dict[str, Any], headless: bool) -> di
         guess += said
         label += gold[len(gold) - len(said) :] if headless else gold[: len(said)]
         row_M += [n] * len(said)
-    if not label:
-        raise DataError(f"Split '{split}' of task '{task.name}' has no labels that predictions could be scored by.")
     guess_M, label_M, at_M = (np.array(x, dtype=np.int64) for x in (guess, label, row_M))
     value = score(task, _Truth(label_M, at_M, at_M), guess_M)[0]
     right = float((guess_M == label_M).mean())
