@@ -18,7 +18,7 @@ from budwood.errors import BudwoodError, ConfigError, DataError, ModelError, Sto
 from budwood.linalg.choice import Choices, log_chances, solve_choices
 from budwood.linalg.leace import eraser
 from budwood.linalg.softmax import cross_validate, stratified_folds
-from budwood.methods.probe import head, verb
+from budwood.methods.probe import head, labels, spans, verb
 from budwood.methods.probe.code import folds_by_document, online_code, portions, resamples
 from budwood.methods.probe.labels import code_length
 from budwood.methods.probe.saved import evaluate, predict
@@ -275,6 +275,47 @@ def test_description_length_tells_random_labels_from_easy_ones():
     easy = code_length(x_ND, (x_ND[:, 0] > 0).long().numpy(), np.arange(1200), cfg, 2)
     random = code_length(x_ND, rng.integers(0, 2, 1200), np.arange(1200), cfg, 2)
     assert easy <= 0.2 * 1200 and random >= 0.98 * 1200
+
+
+def test_the_control_of_labels_has_its_own_cost():
+    rng = np.random.default_rng(1)
+    x_ND = torch.from_numpy(rng.normal(size=(400, 30))).float()
+    word_N = rng.integers(0, 40, 400)  # words tell the control class, through other features than the label
+    x_ND[:, 20:] += 0.4 * torch.from_numpy(rng.normal(size=(40, 10))).float()[word_N]
+    control_N = rng.integers(0, 2, 40)[word_N]
+    label_N = (x_ND[:, 0] > 0).long().numpy()
+    side = SimpleNamespace(label_M=label_N, control_M=control_N, document_M=np.arange(400))
+    cfg = ProbeConfig(task="tiny-topic", costs=(1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0), folds=4)
+    found = labels.fit(x_ND, side, x_ND, cfg, 2, True)
+    folds = folds_by_document(label_N, side.document_M, 4)
+    scaled_ND = labels.Scale.of(x_ND)(x_ND)
+    alone = cross_validate(scaled_ND, control_N, 2, cfg.costs, folds)
+    assert found.control_cost == alone.cost != found.cost
+    assert (found.control_N == alone.predict(scaled_ND)).mean() > 0.99
+
+
+def test_the_control_of_spans_has_its_own_cost(place, monkeypatch):
+    fit, seen = spans.fit, []
+    monkeypatch.setattr(spans, "fit", lambda *given: seen.append((given, fit(*given))) or seen[-1][1])
+    costs = (1e-4, 1e-2, 1.0, 100.0)
+    run = go(place, "tiny-qa", layers=(3,), costs=costs, repeats=1)
+    (x_MD, train, tune, tune_MD, cfg, _), found = seen[0]
+    assert run.metrics["results"][0]["layers"][0]["control_C"] == found.control_cost
+    scale = labels.Scale.of(x_MD)
+    starts_W, golds = train.stored.offsets_N1[:-1], spans.control_gold(train, cfg.seed)
+    asked, edges = spans.control_gold(tune, cfg.seed), tune.stored.offsets_N1
+    loss = []
+    for cost in costs:
+        one = np.full((1, 2), cost)
+        many = Choices(starts_W, golds, np.ones((1, len(starts_W))), np.array([0, 1]), np.zeros(2, int), one)
+        score_2M = solve_choices(scale(x_MD), many).weight_SPD[0] @ scale(tune_MD).double().T
+        terms = [
+            score_2M[k, edges[w] : edges[w + 1]].log_softmax(0)[asked[k, w] - edges[w]]
+            for k in (0, 1)
+            for w in range(len(edges) - 1)
+        ]
+        loss.append(-float(torch.stack(terms).mean()))
+    assert found.control_cost == costs[int(np.argmin(loss))]
 
 
 def test_online_code_of_a_uniform_coder_is_the_uniform_code():

@@ -19,7 +19,7 @@ from budwood.data.squad import best_threshold, question_scores
 from budwood.data.task import Row
 from budwood.linalg.choice import Choices, log_chances, solve_choices
 from budwood.methods.probe.code import online_code, resamples, shuffled
-from budwood.methods.probe.labels import Scale
+from budwood.methods.probe.labels import CONTROL, Scale
 from budwood.methods.probe.side import Side
 
 ENDS = ("start", "end")
@@ -37,6 +37,7 @@ class SpanFit:
     train_loss: float
     repeats: tuple[Tensor, ...]  # fitted on resampled documents
     control_2D: Tensor | None  # fitted on random tokens
+    control_cost: float | None  # its own C, by the same tuning rows
     bits: float | None
     control_bits: float | None
     uniform_bits: float
@@ -64,24 +65,29 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
     gold_YW = np.concatenate([gold(encoded), control_gold(train, cfg.seed)])
     costs = np.array(sorted(cfg.costs))
     one_W = np.ones((1, len(starts_W)))
-    path = Choices(starts_W, gold_YW, one_W, np.array([0, 1]), np.zeros(2, int), costs[:, None].repeat(2, 1))
-    found = solve_choices(x_MD, path)
-    loss_S = _loss(found.weight_SPD, tuned_MD, tune.stored.offsets_N1[:-1], gold(tune.stored.encoded))
-    best = int(loss_S.argmin())
-    pair_2D = found.weight_SPD[best]
+    tune_starts_W = tune.stored.offsets_N1[:-1]
+
+    def chosen(pair: list[int], asked_2W: np.ndarray, tolerance: float) -> tuple[Tensor, int]:
+        """Start and end vectors for two rows of `gold_YW` at the cost with the lowest loss on the tuning rows."""
+        path = Choices(starts_W, gold_YW, one_W, np.array(pair), np.zeros(2, int), costs[:, None].repeat(2, 1))
+        weight_S2D = solve_choices(x_MD, path, tolerance).weight_SPD
+        best = int(_loss(weight_S2D, tuned_MD, tune_starts_W, asked_2W).argmin())
+        return weight_S2D[best], best
+
+    pair_2D, best = chosen([0, 1], gold(tune.stored.encoded), 1e-9)
     train_loss = float(_loss(pair_2D[None], x_MD, starts_W, gold_YW[:2])[0])
     raw = lambda w: (w / scale.spread_D.double()).float()  # noqa: E731
     said = decode(raw(pair_2D), tune_MD, tune, cfg)
     threshold = tuned_threshold(said, tune.rows)
-    document_W = train.document_M[starts_W]
-    weight_RW = np.concatenate([one_W, resamples(document_W, cfg.repeats, cfg.seed)])
-    more: list[Tensor] = []
-    bits = control_bits = None
+    repeats: tuple[Tensor, ...] = ()
+    control_2D = control_cost = bits = control_bits = None
     if controls:
-        rows_P = np.concatenate([np.repeat(np.arange(1, cfg.repeats + 1), 2), [0, 0]])
-        gold_P = np.concatenate([np.tile([0, 1], cfg.repeats), [2, 3]])
+        weight_RW = resamples(train.document_M[starts_W], cfg.repeats, cfg.seed)
+        rows_P, gold_P = np.repeat(np.arange(cfg.repeats), 2), np.tile([0, 1], cfg.repeats)
         extra = Choices(starts_W, gold_YW, weight_RW, gold_P, rows_P, np.full((1, len(rows_P)), costs[best]))
-        more = [raw(w) for w in solve_choices(x_MD, extra, 1e-6).weight_SPD[0].split(2)]
+        repeats = tuple(raw(w) for w in solve_choices(x_MD, extra, 1e-6).weight_SPD[0].split(2))
+        random_2D, which = chosen([2, 3], control_gold(tune, cfg.seed), CONTROL)
+        control_2D, control_cost = raw(random_2D), float(costs[which])
         bits, control_bits = (code_length(x_MD, train, gold_YW[i : i + 2], costs, cfg) for i in (0, 2))
     uniform = float(2 * np.log2(np.diff(train.stored.offsets_N1)).sum())
     return SpanFit(
@@ -90,8 +96,9 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
         threshold,
         mean_f1(thresholded(said, threshold), tune.rows),
         train_loss,
-        tuple(more[:-1]),
-        more[-1] if more else None,
+        repeats,
+        control_2D,
+        control_cost,
         bits,
         control_bits,
         uniform,

@@ -108,6 +108,7 @@ def _label_layer(
         control = float((found.control_N == test.control_M).mean())
         out |= {
             "control": control,
+            "control_C": found.control_cost,
             "selectivity": float((guess_M == test.label_M).mean()) - control,
             "compression": float(whole / found.bits),
             "control_compression": float(whole / found.control_bits),
@@ -158,6 +159,7 @@ def _span_layer(
         repeats = [spans.thresholded(spans.decode(w, test_MD, test, cfg), found.threshold) for w in found.repeats]
         out |= {
             "control": control,
+            "control_C": found.control_cost,
             "selectivity": right - control,
             "compression": found.uniform_bits / found.bits,
             "control_compression": found.uniform_bits / found.control_bits,
