@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from budwood.linalg import softmax
 from budwood.linalg.streamed import Regressions, decide, solve
 
 ROWS, DIMS = 300, 40
@@ -49,6 +50,22 @@ def test_never_above_scikit_learn(classes: int, block: int) -> None:
         ours = logits[:, j].numpy()
         guess = (ours[:, 0] > 0).astype(int) if classes == 2 else ours.argmax(1)
         assert np.mean(guess == peer.predict(feature.numpy())) >= 0.99
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_penalised_intercept_is_that_of_the_dense_solver(classes: int) -> None:
+    feature, label = made(classes)
+    feature = feature + 0.5
+    strength = torch.tensor([0.05, 1.0], dtype=torch.float64)
+    whole = torch.ones(ROWS, 2, dtype=torch.bool)
+    blocks = lambda: iter([(slice(0, ROWS), feature)])
+    given = Regressions(label, classes, whole, strength, penalise_intercept=True)
+    found = solve(blocks, DIMS, given, 1e-12, 3000)
+    zero = torch.zeros(1, dtype=torch.long)
+    one = torch.ones(1, ROWS)
+    dense = softmax.solve(feature, softmax.Problems(label[None], one, zero, zero, strength[:, None], classes, True))
+    torch.testing.assert_close(found.value_P, dense.objective_SP[:, 0], rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found.weight_PDK[:, -1], dense.bias_SPK[:, 0], rtol=1e-2, atol=1e-3)
 
 
 def test_a_problem_does_not_depend_on_its_neighbours() -> None:

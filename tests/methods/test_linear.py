@@ -16,7 +16,9 @@ from budwood.data.task import Row, Task
 from budwood.data.words import word_list
 from budwood.errors import ConfigError, DataError, ModelError, StoreError
 from budwood.linalg.vocabulary import Vocabulary, log_partition
+from budwood.methods.linear import classify as classify_file
 from budwood.methods.linear import families
+from budwood.methods.linear import states as linear_states
 from budwood.methods.linear.classify import Split, classify
 from budwood.methods.linear.families import States, solver_of_p
 from budwood.methods.linear.run import splits_of
@@ -41,6 +43,9 @@ def test_every_family_has_its_row(done: Any) -> None:
     assert [(r["features"], r["prompt"]) for r in rows[:7]][0] == ("f", False)
     assert len(rows) == 14 and all(0 <= r["test"] <= 1 and 0 <= r["train"] <= 1 for r in rows)
     dims = {r["features"]: r["dims"] for r in rows}
+    lists = done.metrics["words"]  # a word list has one feature for every token that counts
+    assert all(dims[n] == len(lists[n]) > 0 for n in ("subset", "class", "posneg")) and dims["class"] == 2
+    assert all(r["unconverged"] == 0 for r in rows)
     assert dims["f"] == dims["phi-p"] == dims["p-projected"] == 128 and dims["p"] == 1924
     assert set(done.metrics["baselines"]) == {"majority", "bag_of_words"}
     assert (done.run / "figures" / "features.png").exists()
@@ -56,7 +61,7 @@ def test_saved_p_is_the_model_s(done: Any) -> None:
     assert size_of_p(180, 1924, 20) == 180 * 124
 
 
-def test_the_same_states_again_and_others_refused(done: Any, tmp_path: Path) -> None:
+def test_the_same_states_again_and_others_refused(done: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = bw.linear(
         "tiny-gpt", "tiny-sentiment", features=("f",), prompt=True, features_from=done.run, out=tmp_path / "a", **SMALL
     )
@@ -72,6 +77,13 @@ def test_the_same_states_again_and_others_refused(done: Any, tmp_path: Path) -> 
             out=tmp_path / "b",
             **SMALL,
         )
+    monkeypatch.setattr(linear_states, "digest", lambda text, size=0: "other")
+    with pytest.raises(StoreError, match="another tokenizer"):
+        bw.linear(
+            "tiny-gpt", "tiny-sentiment", features=("f",), prompt=True, features_from=done.run, out=tmp_path / "d",
+            **SMALL,
+        )  # fmt: skip
+    monkeypatch.undo()
     with pytest.raises(StoreError, match="another prompt"):
         bw.linear(
             "tiny-gpt", "tiny-sentiment", features=("f",), prompt_text="All in all it was", features_from=done.run,
@@ -93,6 +105,8 @@ def test_bad_input_is_told(tmp_path: Path) -> None:
         ask("tiny-topic", features=("subset",))
     with pytest.raises(ModelError, match="--untied"):
         ask("tiny-sentiment", untied=True)
+    with pytest.raises(ConfigError, match="--tuned is scored on the test rows .* Give --pooled 0"):
+        ask("tiny-sentiment", tuned="some-run", pooled=1)
     with pytest.raises(ConfigError, match="--read mask"):
         ask("tiny-sentiment", read="mask")
 
@@ -135,7 +149,7 @@ def test_short_forms_of_p_equal_the_primal(rows: int, size: int) -> None:
     own = solver_of_p(held, scaled=True, penalise_intercept=False)
     use = torch.zeros(1, rows, dtype=torch.bool)
     use[0, : rows - 100] = True
-    logits = own(label, 2, use, (1.0,))[0, 0]
+    logits = own(label, 2, use, (1.0,)).logits_SRNK[0, 0]
     p = held.words.prob(held.state_ND, log_partition(held.words, held.state_ND)).double().numpy()
     p *= (12 / p[: rows - 100].var(0).sum()) ** 0.5
     peer = LogisticRegression(C=1.0, max_iter=5000, tol=1e-9).fit(p[: rows - 100], label[: rows - 100])
@@ -154,6 +168,24 @@ def test_the_stream_agrees_with_the_short_form(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(solver_of_p(held, True, False), families.Stream)
     assert streamed.cost == short.cost
     assert abs(streamed.test - short.test) <= 0.01 and abs(streamed.loss - short.loss) < 1e-3
+
+
+def test_the_stream_knows_of_the_intercept_and_says_what_did_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, label = fake(300, 800)
+    label = np.where(np.arange(300) < 60, 0, 1) | label  # far from even, so that the intercept matters
+    use = (torch.arange(300) < 200)[None]  # the rows that the short form may be made of
+    short = solver_of_p(held, True, True)(label, 2, use, (0.01,))
+    monkeypatch.setattr(families, "KERNEL_ROWS", 0)
+    streamed, free = (solver_of_p(held, True, x)(label, 2, use, (0.01,)) for x in (True, False))
+    assert float((streamed.logits_SRNK - short.logits_SRNK).abs().max()) < 2e-2
+    assert float((streamed.logits_SRNK - free.logits_SRNK).abs().max()) > 0.2
+    assert short.unconverged == streamed.unconverged == 0
+    solve = classify_file.streamed.solve
+    monkeypatch.setattr(classify_file.streamed, "solve", lambda *a, **k: solve(*a, **{**k, "passes": 3}))
+    found = classify(
+        solver_of_p(held, True, True), label, ("a", "b"), [Split(np.arange(200), np.arange(200, 300))], 3, (1.0,)
+    )
+    assert found.row()["unconverged"] == found.unconverged == 4
 
 
 def test_words_count_in_every_form_of_one_token() -> None:

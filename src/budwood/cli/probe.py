@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,8 @@ from cyclopts import App, Parameter
 from budwood.cli.show import grid, serve
 from budwood.config.probe import ProbeConfig
 from budwood.errors import ConfigError
+
+PLAIN = Parameter(negative="")
 
 
 def register(app: App) -> None:
@@ -31,7 +34,9 @@ def register(app: App) -> None:
         return code
 
     @app.command(name="probe-predict")
-    def probe_predict(run: Path, *, task: str | None = None, split: str | None = None) -> int:
+    def probe_predict(
+        run: Path, *, task: str | None = None, split: str | None = None, online: Annotated[bool, PLAIN] = False
+    ) -> int:
         """Apply the saved probes of a run; answers go to RUN/predictions-TASK-SPLIT.
 
         Parameters
@@ -39,18 +44,20 @@ def register(app: App) -> None:
         run
             A finished probe run.
         task
-            Another task with the same labels; default: the run's own.
+            Another task with the same labels, or for label probes texts without labels; default: the run's own.
         split
             Split to answer; default: the reported one.
+        online
+            Write no features, also where the run did.
         """
         from budwood.methods.probe.saved import predict
 
-        print(f"in {predict(run, task, split)}")
+        print(f"in {predict(run, task, split, online)}")
         return 0
 
     @app.command(name="probe-evaluate")
     def probe_evaluate(*places: Path) -> int:
-        """Score the predictions of probe runs; writes results.csv beside each set of predictions.
+        """Score the predictions of probe runs by their tasks' metrics; writes results.csv beside each.
 
         Parameters
         ----------
@@ -59,9 +66,8 @@ def register(app: App) -> None:
         """
         from budwood.methods.probe.saved import evaluate
 
-        rows = evaluate(places)
-        columns = [c for c in rows[0] if c not in ("place",)]
-        print(grid(rows, columns))
+        rows = evaluate(places, lambda line: print(line, file=sys.stderr))
+        print(grid(rows, list(dict.fromkeys(c for r in rows for c in r))))
         return 0
 
 

@@ -44,7 +44,7 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
         False, description="Also probe after LEACE has erased the labels."
     )
     pvi: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
-        False, description="Pointwise information of every row at the best layer, in bits."
+        False, description="Pointwise information of every row or token at every probed layer, in bits."
     )
     compare: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
         False, description="Also a map of the difference between the second and the first model."

@@ -332,7 +332,12 @@ def stratified_folds(label_N: np.ndarray, folds: int) -> np.ndarray:
 
 
 def cross_validate(
-    x_ND: Tensor, label_N: np.ndarray, classes: int, costs: Sequence[float], fold_N: np.ndarray, **kind: bool
+    x_ND: Tensor,
+    label_N: np.ndarray,
+    classes: int,
+    costs: Sequence[float],
+    fold_N: np.ndarray,
+    tolerance: float = 1e-9,
 ) -> Chosen:
     """Choose C by accuracy on left-out folds and fit all rows; folds and the final fit are solved together.
 
@@ -354,9 +359,8 @@ def cross_validate(
         torch.arange(folds + 1),
         torch.tensor(rising, dtype=torch.float64)[:, None].repeat(1, folds + 1),
         classes,
-        **kind,
     )
-    solution = solve(x_ND, problems)
+    solution = solve(x_ND, problems, tolerance)
     score_SF = np.zeros((len(rising), folds))
     for f in range(folds):
         out = torch.from_numpy(np.flatnonzero(fold_N == f))

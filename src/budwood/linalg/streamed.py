@@ -1,7 +1,7 @@
 """Logistic regressions on rows too wide to hold: batched L-BFGS over features that are made anew in every pass.
 
 Every problem has its own rows (folds), strength and class columns, and all of them share each pass. The objective of a
-problem is C x sum of losses over its rows + half the squared weights; intercepts are free.
+problem is C x sum of losses over its rows + half the squared weights; intercepts are free, or penalised as well.
 Shapes: N rows, B rows of a block, D features, P problems, K class columns (1 for two classes), H pairs of history.
 """
 
@@ -28,6 +28,7 @@ class Regressions:
     classes: int
     use_NP: Tensor
     strength_P: Tensor
+    penalise_intercept: bool = False
 
     @property
     def columns(self) -> int:
@@ -52,7 +53,7 @@ def solve(blocks: Blocks, dims: int, problems: Regressions, tolerance: float = 1
     ridge_P = 1 / (problems.strength_P * problems.use_NP.sum(0))
     # the curvature of the loss is at most a quarter of the mean square of a feature (half of it for many classes)
     bound = 0.25 if columns == 1 else 0.5
-    curve_PD1 = bound * square_D[None, :, None] + F.pad(ridge_P[:, None].expand(count, dims), (0, 1))[:, :, None]
+    curve_PD1 = bound * square_D[None, :, None] + _ridges(ridge_P, dims, problems)[:, :, None]
     point = square_D.new_zeros(count, dims + 1, columns)
     active = torch.arange(count)
     value_P, slope = _pass(blocks, problems, point, active)
@@ -75,6 +76,12 @@ def solve(blocks: Blocks, dims: int, problems: Regressions, tolerance: float = 1
         if not len(active):
             break
     return Solved(point, value_P, spent, converged_P)
+
+
+def _ridges(ridge_P: Tensor, dims: int, problems: Regressions) -> Tensor:
+    """ridge_PD of every weight, the intercept's last."""
+    free = F.pad(ridge_P[:, None].expand(len(ridge_P), dims), (0, 1))
+    return ridge_P[:, None].expand(len(ridge_P), dims + 1) if problems.penalise_intercept else free
 
 
 def decide(blocks: Blocks, weight_PDK: Tensor, rows: int) -> Tensor:
@@ -114,11 +121,12 @@ def _pass(blocks: Blocks, problems: Regressions, point: Tensor, active: Tensor) 
         residual = residual * (use_NA[where] / rows_A)[:, :, None]
         slope.addmm_(feature_BD.T, residual.reshape(len(residual), -1))
         free += residual.sum(0)
-    weights = here[:, :-1]
+    ridge_AD1 = _ridges(ridge_A, size - 1, problems)[:, :, None]
     value_P, slope_P = value_A.new_zeros(len(point)), torch.zeros_like(point)
-    value_P[active] = value_A / rows_A + ridge_A * weights.double().square().sum((1, 2)) / 2
-    slope_P[active, :-1] = slope.view(size - 1, count, columns).permute(1, 0, 2) + ridge_A[:, None, None] * weights
+    value_P[active] = value_A / rows_A + (ridge_AD1 * here.double().square()).sum((1, 2)) / 2
+    slope_P[active, :-1] = slope.view(size - 1, count, columns).permute(1, 0, 2)
     slope_P[active, -1] = free
+    slope_P[active] += ridge_AD1 * here
     return value_P, slope_P
 
 

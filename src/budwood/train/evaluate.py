@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class Evaluation:
     records: dict[str, list[Any]]
     files: dict[str, str] = field(default_factory=dict)
     logits_NK: np.ndarray | None = None
+    ends_2M: np.ndarray | None = None  # start and end scores of all tokens of all windows, laid end to end
 
 
 def evaluate(
@@ -64,7 +65,7 @@ def evaluate(
         if v and k in ("truncated", "words_lost", "answers_lost", "empty", "questions_cut", "answers_too_long")
     }
     metrics = {"n": len(rows), **found.metrics, **noted}
-    return Evaluation(metrics, found.records, found.files, found.logits_NK)
+    return replace(found, metrics=metrics)
 
 
 @contextlib.contextmanager
@@ -252,7 +253,7 @@ def _score_spans(
         "null_odds": [found.null_odds[r.id] for r in rows],
         "answerable": [bool(r.answers) for r in rows],
     }
-    return Evaluation(_main(reading.task.metric, values), records, found.files())
+    return Evaluation(_main(reading.task.metric, values), records, found.files(), ends_2M=np.stack([start, end]))
 
 
 def _score_numbers(

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+import budwood as bw
+from budwood.capture.features import Ask, bytes_of, config_of, open_reading
 from budwood.config.probe import ProbeConfig
+from budwood.data.source import load_task
 from budwood.errors import BudwoodError, ConfigError, DataError, ModelError, StoreError
 from budwood.linalg.choice import Choices, log_chances, solve_choices
 from budwood.linalg.leace import eraser
 from budwood.linalg.softmax import cross_validate, stratified_folds
+from budwood.methods.probe import head, labels, spans, verb
 from budwood.methods.probe.code import folds_by_document, online_code, portions, resamples
 from budwood.methods.probe.labels import code_length
 from budwood.methods.probe.saved import evaluate, predict
+from budwood.models.reference import resolve
+from budwood.studies.recipe import read_recipe
 from budwood.studies.verbs import run_verb
 
 
@@ -59,6 +68,17 @@ def test_a_run_and_what_can_be_done_with_it_later(place, task, more):
         ("tiny-topic", {"layers": (9,)}, ConfigError, "layer 9, and this model has layers 0 .embeddings. to 4"),
         ("tiny-text", {}, ConfigError, "has no labels for a probe"),
         ("tiny-topic", {"limit": 3, "folds": 5}, DataError, "cannot make 5 folds"),
+        (
+            "tiny-qa",
+            {"erase": True},
+            ConfigError,
+            "--erase takes labels out of states; task 'tiny-qa' .kind 'span'. has",
+        ),
+        ("tiny-qa", {"pvi": True, "solver": "adamw"}, ConfigError, "--pvi is about labels"),
+        ("tiny-qa", {"states": "mean"}, ConfigError, "--states mean is about the one state of a row"),
+        ("tiny-tags", {"states": "cls"}, ConfigError, "--states cls is about the one state of a row"),
+        ("tiny-topic", {"decode": "original"}, ConfigError, "--decode original is about answers"),
+        ("tiny-topic", {"bidaf": 1}, ConfigError, "--bidaf reads answers"),
         ("tiny-topic", {"compare": True}, ConfigError, "difference of two models; 1 were given"),
     ],
 )
@@ -67,10 +87,154 @@ def test_bad_input_is_told(place, task, more, kind, words):
         go(place, task, **more)
 
 
+@pytest.mark.parametrize(
+    ("task", "more", "by"),
+    [("tiny-topic", {}, "cv"), ("tiny-topic", {"solver": "adamw"}, "train_loss"), ("tiny-qa", {}, "tune_f1")],
+)
+def test_the_layer_is_not_chosen_on_the_reported_rows(place, monkeypatch, task, more, by):
+    """With reported scores turned upside down the same layer is chosen."""
+    places, found = verb._places, []
+    for sign in (1, -1):
+
+        def turned(*given, sign=sign):
+            out = places(*given)
+            return out | {"layers": [x | {"score": sign * x["score"]} for x in out["layers"]]}
+
+        monkeypatch.setattr(verb, "_places", turned)
+        found.append(go(place, task, no_controls=True, out=place / f"run{sign}", **more).metrics)
+    one, other = (m["results"][0] for m in found)
+    assert one["best_layer"] == other["best_layer"] and one["chosen_by"] == by
+    scores = {x["layer"]: x["score"] for x in one["layers"]}
+    assert found[0]["score"] == one["score"] == scores[one["best_layer"]]
+    best = (min if by == "train_loss" else max)(x[by] for x in one["layers"])
+    assert next(x[by] for x in one["layers"] if x["layer"] == one["best_layer"]) == best
+
+
+def test_the_head_is_decoded_and_tuned_like_the_probes(place, monkeypatch):
+    """A shift of all null scores spoils the raw score of a head; the tuned one does not see it, like a probe's."""
+    scored, loaded, decode = head.evaluate, head.load, head.spans.decode_original
+    found, asked = {}, []
+
+    def planted(read, rows, cfg, shift):
+        """Scores of a head that finds most answers, all nulls moved by `shift`."""
+        encoded, out = read.encode(rows), scored(read, rows, cfg)
+        first_W = encoded.offsets_N1[:-1]
+        ends_2M = np.random.default_rng(0).normal(size=out.ends_2M.shape)
+        for k, name in enumerate(("start", "end")):
+            ends_2M[k, first_W + encoded.fixed[name]] += 4
+        ends_2M[:, first_W] += shift
+        return replace(out, ends_2M=ends_2M.astype(np.float32))
+
+    monkeypatch.setattr(head, "load", lambda *a, **k: replace(loaded(*a, **k), fresh=()))
+    monkeypatch.setattr(head.spans, "decode_original", lambda *a: (asked.append(len(a[1])), decode(*a))[1])
+    quiet = SimpleNamespace(stage=lambda name: nullcontext())
+    for rule, shift in (("hf", 0.0), ("hf", 50.0), ("original", 0.0)):
+        monkeypatch.setattr(head, "evaluate", lambda *a, shift=shift: planted(*a, shift))
+        cfg = ProbeConfig(task="tiny-qa", limit=60, limit_eval=40, decode=rule)
+        task = load_task(cfg)
+        session = SimpleNamespace(cfg=cfg, task=task, progress=quiet)
+        tune = SimpleNamespace(rows=task.rows("validation"))
+        found[rule, shift] = head.head_scores(session, resolve("tiny-bert"), tune)
+    plain, moved, original = found.values()
+    assert plain["head_score"] > 70 and moved["head_score"] == pytest.approx(plain["head_score"], abs=1e-9)
+    assert moved["head_threshold"] == pytest.approx(plain["head_threshold"] + 100, abs=1e-3)
+    assert moved["head_raw_f1"] == plain["head_raw_f1"] == original["head_raw_f1"]
+    assert asked == [40, 40]  # the reported and the tuning rows
+
+
+def own_task(place, kind):
+    """Rows of the shipped world under another metric: MCC of labels, F1 of whole entities (names, one tag in two)."""
+    home = place / kind
+    home.mkdir()
+    for split in ("train", "test"):
+        rows = []
+        for i, r in enumerate(bw.task("tiny-entail" if kind == "label" else "tiny-tags").rows(split)[:80]):
+            if kind == "label":
+                rows.append({"id": f"{split}{i}", "premise": r.text, "hypothesis": r.pair, "label": "ny"[r.label]})
+            else:
+                tags = ["B-X" if t % 3 == 0 else "I-X" if t % 3 == 1 else "O" for t in r.label]
+                rows.append({"id": f"{split}{i}", "words": list(r.words), "tags": tags})
+        (home / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    metric = "mcc" if kind == "label" else "f1"
+    files = "{train: train.jsonl, test: test.jsonl}"
+    (home / "task.yaml").write_text(f"name: own\nkind: {kind}\nfiles: {files}\nmetric: {metric}\n")
+    return home / "task.yaml"
+
+
+@pytest.mark.parametrize("kind", ["label", "tokens"])
+def test_saved_predictions_are_scored_as_the_run_scored_them(place, kind):
+    result = go(place, str(own_task(place, kind)), layers=(0, 3), no_controls=True, out=place / "run")
+    wanted = {x["layer"]: x["score"] for x in result.metrics["results"][0]["layers"]}
+    rows = evaluate([place])
+    assert {r["layer"]: r["score"] for r in rows} == pytest.approx(wanted, abs=1e-12)
+    assert {r["metric"] for r in rows} == {result.metrics["metric"]} == {"mcc" if kind == "label" else "f1"}
+    assert any(abs(r["score"] - r["accuracy"]) > 1e-3 for r in rows)
+
+
+def test_label_probes_predict_rows_without_labels(place):
+    sheet = own_task(place, "label")
+    result = go(place, str(sheet), layers=(0, 3), no_controls=True, out=place / "run")
+    first = json.loads((result.run / "predictions" / "0-tiny-bert" / "layer_03.json").read_text())
+    lines = [json.loads(x) for x in (place / "label" / "test.jsonl").read_text().splitlines()]
+    (place / "bare.jsonl").write_text("".join(json.dumps({**x, "label": None}) + "\n" for x in lines))
+    other = place / "bare.yaml"
+    other.write_text("name: bare\nkind: text\nfiles: {test: bare.jsonl}\n")
+    again = predict(result.run, str(other)) / "0-tiny-bert" / "layer_03.json"
+    given = {i.replace("bare/", "own/"): x for i, x in json.loads(again.read_text()).items()}
+    assert given.keys() == first.keys() and len(given) == 40
+    assert sum(given[i] != first[i] for i in given) <= 1  # the run's states have 16 bits
+    assert again.with_suffix(".csv").read_text().splitlines()[1].split(",")[1] == ""
+    said = []
+    assert {r["set"] for r in evaluate([place], said.append)} == {"predictions"} and "no labels" in said[0]
+
+
+def test_predict_keeps_to_what_the_run_was_told_of_features(place):
+    online = go(place, "tiny-topic", solver="adamw", online=True, layers=(0, 3), no_controls=True)
+    first = json.loads((online.run / "predictions" / "0-tiny-bert" / "layer_03.json").read_text())
+    again = predict(online.run)
+    assert not (place / "cache" / "features").exists()
+    assert json.loads((again / "0-tiny-bert" / "epoch_3" / "layer_03.json").read_text()) == first
+    kept = go(place, "tiny-topic", layers=(0,), no_controls=True, feature_budget=1e-3, out=place / "kept")
+    index = kept.run / "probes" / "index.json"
+    index.write_text(index.read_text().replace('"feature_budget": 0.001', '"feature_budget": 1e-06'))
+    with pytest.raises(DataError, match="more than the 1e-06 GB allowed"):
+        predict(kept.run, split="validation")
+    assert predict(kept.run, split="validation", online=True).exists()
+
+
+def test_an_unfinished_run_is_named_and_left_out(place):
+    go(place, "tiny-topic", layers=(0,), no_controls=True)
+    half = place / "half" / "predictions" / "0-tiny-bert"
+    half.mkdir(parents=True)
+    (half / "layer_00.json").write_text("{}")
+    said = []
+    assert len(evaluate([place], said.append)) == 1
+    assert len(said) == 1 and "half (0-tiny-bert)" in said[0]
+    with pytest.raises(StoreError, match="Unfinished and left out"):
+        evaluate([place / "half"])
+
+
+def test_the_recipe_keeps_within_its_feature_budget(shared):
+    """In full size, by the bytes that real questions take; 130,319 and 11,873 are all of them."""
+    model = shared / "models" / "all-MiniLM-L6-v2"  # it has the word pieces of bert-base-uncased
+    more = {"data_dir": [str(shared / "data")], "limit": 100, "limit_eval": 10, "offline": True}
+    steps = [s for s in read_recipe("layer-probes").steps if s.verb == "probe"]
+    assert len(steps) == 3
+    for step in steps:
+        asked = ProbeConfig(**step.settings)
+        kind = "token" if asked.parity else "allowed"
+        read = open_reading(Ask(str(model), {**config_of(asked), **more}, "train", kind))
+        rows = read.task.rows("train")
+        each = bytes_of(read, read.encode(rows), kind) / len(rows) * (13 * 768) / (7 * 384)
+        assert 130_319 * each > 3e11  # why there are limits
+        most = max(asked.limit or 130_319, asked.limit_eval or 11_873)
+        assert asked.online or most * each <= 0.5e9 * asked.feature_budget, step.id
+
+
 def test_no_probes_no_predictions(place):
     with pytest.raises(StoreError, match="holds no saved probes"):
         predict(place)
-    with pytest.raises(BudwoodError, match="No predictions of probes"):
+    with pytest.raises(BudwoodError, match="No predictions of finished probes"):
         evaluate([place])
 
 
@@ -113,6 +277,47 @@ def test_description_length_tells_random_labels_from_easy_ones():
     assert easy <= 0.2 * 1200 and random >= 0.98 * 1200
 
 
+def test_the_control_of_labels_has_its_own_cost():
+    rng = np.random.default_rng(1)
+    x_ND = torch.from_numpy(rng.normal(size=(400, 30))).float()
+    word_N = rng.integers(0, 40, 400)  # words tell the control class, through other features than the label
+    x_ND[:, 20:] += 0.4 * torch.from_numpy(rng.normal(size=(40, 10))).float()[word_N]
+    control_N = rng.integers(0, 2, 40)[word_N]
+    label_N = (x_ND[:, 0] > 0).long().numpy()
+    side = SimpleNamespace(label_M=label_N, control_M=control_N, document_M=np.arange(400))
+    cfg = ProbeConfig(task="tiny-topic", costs=(1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0), folds=4)
+    found = labels.fit(x_ND, side, x_ND, cfg, 2, True)
+    folds = folds_by_document(label_N, side.document_M, 4)
+    scaled_ND = labels.Scale.of(x_ND)(x_ND)
+    alone = cross_validate(scaled_ND, control_N, 2, cfg.costs, folds)
+    assert found.control_cost == alone.cost != found.cost
+    assert (found.control_N == alone.predict(scaled_ND)).mean() > 0.99
+
+
+def test_the_control_of_spans_has_its_own_cost(place, monkeypatch):
+    fit, seen = spans.fit, []
+    monkeypatch.setattr(spans, "fit", lambda *given: seen.append((given, fit(*given))) or seen[-1][1])
+    costs = (1e-4, 1e-2, 1.0, 100.0)
+    run = go(place, "tiny-qa", layers=(3,), costs=costs, repeats=1)
+    (x_MD, train, tune, tune_MD, cfg, _), found = seen[0]
+    assert run.metrics["results"][0]["layers"][0]["control_C"] == found.control_cost
+    scale = labels.Scale.of(x_MD)
+    starts_W, golds = train.stored.offsets_N1[:-1], spans.control_gold(train, cfg.seed)
+    asked, edges = spans.control_gold(tune, cfg.seed), tune.stored.offsets_N1
+    loss = []
+    for cost in costs:
+        one = np.full((1, 2), cost)
+        many = Choices(starts_W, golds, np.ones((1, len(starts_W))), np.array([0, 1]), np.zeros(2, int), one)
+        score_2M = solve_choices(scale(x_MD), many).weight_SPD[0] @ scale(tune_MD).double().T
+        terms = [
+            score_2M[k, edges[w] : edges[w + 1]].log_softmax(0)[asked[k, w] - edges[w]]
+            for k in (0, 1)
+            for w in range(len(edges) - 1)
+        ]
+        loss.append(-float(torch.stack(terms).mean()))
+    assert found.control_cost == costs[int(np.argmin(loss))]
+
+
 def test_online_code_of_a_uniform_coder_is_the_uniform_code():
     assert portions(1000)[0] == 8 and portions(5) == [5]
     assert online_code(np.full(100, 2.0), lambda n, m: np.full((1, m - n), 2.0)) == pytest.approx(200)
@@ -127,12 +332,17 @@ def test_folds_and_resamples_keep_documents_whole():
     assert (weight_RN.sum(1) == 30).all()
 
 
-def test_nothing_linear_is_left_after_leace():
+@pytest.mark.parametrize("stretch", [1.0, 3000.0, 1e8])
+def test_nothing_linear_is_left_after_leace(stretch):
     rng = np.random.default_rng(0)
     y_N = rng.integers(0, 3, 300)
-    x_ND = rng.normal(size=(300, 6)) + 2 * np.eye(3, 6)[y_N]
+    x_ND = rng.normal(size=(300, 6)) + 2 * np.eye(3, 6)[:, [3, 0, 1, 2, 4, 5]][y_N]
+    x_ND[:, 0] *= stretch  # labels lie in columns 1 to 3, which must not pass for rounding beside it
     mean_D, map_DD = eraser(x_ND, y_N, 3)
-    assert np.linalg.matrix_rank(map_DD, 1e-6) <= 2
-    clean = torch.from_numpy(x_ND - (x_ND - mean_D) @ map_DD)
+    spread_D = x_ND.std(0)
+    assert np.linalg.matrix_rank(map_DD * spread_D[:, None] / spread_D, 1e-6) == 2
+    clean = torch.from_numpy((x_ND - (x_ND - mean_D) @ map_DD) / spread_D)
+    gap = clean[y_N == 1].mean(0) - clean[y_N == 0].mean(0)
+    assert float(gap.abs().max()) < 1e-6
     fit = cross_validate(clean, y_N, 3, (1.0,), stratified_folds(y_N, 2))
     assert float(fit.weight_KD.abs().max()) < 1e-4

@@ -26,6 +26,14 @@ class Split:
     test: np.ndarray
 
 
+@dataclass(frozen=True)
+class Judged:
+    """logits_SRNK of every row by every fit, one column per class, and how many fits had not converged."""
+
+    logits_SRNK: Tensor
+    unconverged: int
+
+
 class Solver(Protocol):
     """Fits every set of rows at every cost, and judges every row with each fit."""
 
@@ -33,8 +41,8 @@ class Solver(Protocol):
     def dims(self) -> int:
         """How many features there are, however they are held."""
 
-    def __call__(self, label_N: np.ndarray, classes: int, use_RN: Tensor, costs: Sequence[float]) -> Tensor:
-        """logits_SRNK, one column per class."""
+    def __call__(self, label_N: np.ndarray, classes: int, use_RN: Tensor, costs: Sequence[float]) -> Judged:
+        """Every fit's word on every row."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Dense:
     penalise_intercept: bool = False
     tolerance: float = 1e-10  # of the objective; decisions on outlying rows are off by its root
 
-    def __call__(self, label_N: np.ndarray, classes: int, use_RN: Tensor, costs: Sequence[float]) -> Tensor:
+    def __call__(self, label_N: np.ndarray, classes: int, use_RN: Tensor, costs: Sequence[float]) -> Judged:
         """All sets and costs as columns of one solve."""
         sets = len(use_RN)
         problems = softmax.Problems(
@@ -60,7 +68,8 @@ class Dense:
         )
         found = softmax.solve(self.feature_ND, problems, self.tolerance)
         every = [(s, r) for s in range(len(costs)) for r in range(sets)]
-        return found.logits(self.feature_ND, every).unflatten(0, (len(costs), sets))
+        logits_SRNK = found.logits(self.feature_ND, every).unflatten(0, (len(costs), sets))
+        return Judged(logits_SRNK, int((~found.converged_SP).sum()))
 
 
 @dataclass(frozen=True)
@@ -69,18 +78,21 @@ class Stream:
 
     blocks: streamed.Blocks
     dims: int
+    penalise_intercept: bool = False
 
-    def __call__(self, label_N: np.ndarray, classes: int, use_RN: Tensor, costs: Sequence[float]) -> Tensor:
+    def __call__(self, label_N: np.ndarray, classes: int, use_RN: Tensor, costs: Sequence[float]) -> Judged:
         """All sets and costs share every pass."""
         sets = len(use_RN)
         use_NP = use_RN.bool().T.repeat(1, len(costs))
         strength_P = torch.tensor(costs, dtype=torch.float32).repeat_interleave(sets)
-        problems = streamed.Regressions(torch.from_numpy(label_N), classes, use_NP, strength_P)
-        weight = streamed.solve(self.blocks, self.dims, problems, tolerance=1e-6).weight_PDK
-        logits_NPK = streamed.decide(self.blocks, weight, len(label_N))
+        labels = torch.from_numpy(label_N)
+        problems = streamed.Regressions(labels, classes, use_NP, strength_P, self.penalise_intercept)
+        found = streamed.solve(self.blocks, self.dims, problems, tolerance=1e-6)
+        logits_NPK = streamed.decide(self.blocks, found.weight_PDK, len(label_N))
         if logits_NPK.shape[2] == 1:
             logits_NPK = torch.cat([torch.zeros_like(logits_NPK), logits_NPK], 2)
-        return logits_NPK.transpose(0, 1).unflatten(0, (len(costs), sets))
+        logits_SRNK = logits_NPK.transpose(0, 1).unflatten(0, (len(costs), sets))
+        return Judged(logits_SRNK, int((~found.converged_P).sum()))
 
 
 def fold_rows(split: Split, label_N: np.ndarray, folds: int, labels: Sequence[str]) -> np.ndarray:
@@ -105,7 +117,9 @@ def fold_rows(split: Split, label_N: np.ndarray, folds: int, labels: Sequence[st
 
 @dataclass(frozen=True)
 class Scored:
-    """Accuracies (mean over splits), the interval of the test accuracy, the chosen C, and mean test log loss."""
+    """Accuracies (mean over splits), the interval of the test accuracy, the chosen C, mean test log loss, and how many
+    of all fits (sets of rows x costs) had not converged.
+    """
 
     train: float
     test: float
@@ -114,6 +128,7 @@ class Scored:
     cost: float
     loss: float
     right_N: np.ndarray  # of the first split's test rows
+    unconverged: int
 
     def row(self) -> dict[str, float]:
         """What a table shows."""
@@ -124,6 +139,7 @@ class Scored:
             "high": self.high,
             "C": self.cost,
             "loss": self.loss,
+            "unconverged": self.unconverged,
         }
 
 
@@ -139,7 +155,8 @@ def classify(
     fold_SN = [fold_rows(s, label_N, folds, labels) for s in splits]
     sets = [own >= 0 for own in fold_SN] + [(own >= 0) & (own != f) for own in fold_SN for f in range(folds)]
     use_RN = torch.from_numpy(np.stack(sets))
-    logits_SRNK = solver(label_N, len(labels), use_RN, costs)
+    judged = solver(label_N, len(labels), use_RN, costs)
+    logits_SRNK = judged.logits_SRNK
     guess_SRN = logits_SRNK.argmax(3).numpy()
     chosen, per_split, losses = [], [], []
     for i, (split, fold_N) in enumerate(zip(splits, fold_SN)):
@@ -158,4 +175,5 @@ def classify(
     low, high = accuracy_interval(round(test * n), n)
     right_N = guess_SRN[chosen[0], 0][splits[0].test] == label_N[splits[0].test]
     middle = sorted(chosen)[len(chosen) // 2]
-    return Scored(float(train), float(test), low, high, float(costs[middle]), float(np.mean(losses)), right_N)
+    loss = float(np.mean(losses))
+    return Scored(float(train), float(test), low, high, float(costs[middle]), loss, right_N, judged.unconverged)

@@ -10,7 +10,7 @@ import torch
 from budwood.config.linear import LinearConfig
 from budwood.data.task import Task
 from budwood.methods.linear.families import KERNEL_ROWS
-from budwood.methods.linear.run import check_families, check_labels
+from budwood.methods.linear.run import check_families, check_labels, check_tuned
 from budwood.methods.linear.saving import size_of_p
 from budwood.methods.linear.states import Shop, encoded, load_speaker, states
 from budwood.models.output import vocabulary_of
@@ -24,6 +24,7 @@ def linear(cfg: LinearConfig, models: tuple[ModelRef, ...], task: Task) -> dict[
     """Figures of a run of `linear`; a few rows are read to learn the speed."""
     torch.set_num_threads(cfg.threads or torch.get_num_threads())
     check_labels(task)
+    check_tuned(cfg, task)
     shop = Shop(load_speaker(models[0], device_for(cfg.device)), task, cfg)
     check_families(cfg, shop)
     prompt, place = shop.asks(cfg.prompts[-1])

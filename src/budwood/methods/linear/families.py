@@ -108,7 +108,7 @@ def solver_of_p(states: States, scaled: bool, penalise_intercept: bool) -> Solve
         for where in words.slices(len(states.state_ND), most):
             yield where, states.words.prob(states.state_ND[where], states.logz_N[where]).mul_(factor)
 
-    return Stream(blocks, size)
+    return Stream(blocks, size, penalise_intercept)
 
 
 def _unit_of_p(states: States) -> float:

@@ -43,6 +43,7 @@ def linear(session: Session) -> dict[str, Any]:
     """Train and test accuracy of every family, with and without prompt; returns results and baselines."""
     cfg: LinearConfig = session.cfg
     check_labels(session.task)
+    check_tuned(cfg, session.task)
     with session.progress.stage("load"):
         shop = open_shop(Key(canonical(settings_for(session)), session.task))
         check_families(cfg, shop)
@@ -63,8 +64,10 @@ def linear(session: Session) -> dict[str, Any]:
                 if family == "p" and cfg.scale == "unit":
                     raw = solver_of_p(states, False, cfg.penalise_intercept)
                     plain = classify(raw, label_N, session.task.labels, splits, cfg.k_fold, costs)
-                    row["unscaled"] = {k: v for k, v in plain.row().items() if k in ("train", "test", "C")}
+                    kept = ("train", "test", "C", "unconverged")
+                    row["unscaled"] = {k: v for k, v in plain.row().items() if k in kept}
                 results.append(row)
+                _warn(session, f"{family}{' + prompt' if prompted else ''}", row)
                 session.progress.say(f"  {family:<12} test {found.test:.4f}  train {found.train:.4f}  C {found.cost:g}")
         if cfg.save_p:
             save_p(session, shop, states, prompted)
@@ -123,6 +126,26 @@ def check_labels(task: Task) -> None:
             raise DataError(f"{bare} rows of split '{split}' of task '{task.name}' have no label. Give labelled rows.")
 
 
+def check_tuned(cfg: LinearConfig, task: Task) -> None:
+    """Refuse to set a fine-tuned run, which has one test set, beside scores over random cuts."""
+    if cfg.tuned and cuts_of(cfg, task):
+        raise ConfigError(
+            f"--tuned is scored on the test rows of '{task.name}', and features on {cuts_of(cfg, task)} random cuts of "
+            "all rows: other rows, some of which the run was trained on. Give --pooled 0 for the fixed split."
+        )
+
+
+def cuts_of(cfg: LinearConfig, task: Task) -> int:
+    """How many random cuts are scored; 0: the task's own split."""
+    return POOLED.get(task.name, 0) if cfg.pooled is None else cfg.pooled
+
+
+def _warn(session: Session, name: str, row: dict[str, Any]) -> None:
+    count = row["unconverged"] + row.get("unscaled", {}).get("unconverged", 0)
+    if count:
+        session.progress.say(f"  {name}: {count} fits have not converged; their scores may be too low.")
+
+
 def check_families(cfg: LinearConfig, shop: Shop) -> None:
     """Refuse features that need words from a model without them, and --untied where embeddings are tied."""
     if not shop.speaker.speaks and (wordy := [f for f in cfg.families if f != "f"]):
@@ -153,7 +176,7 @@ def word_lists(cfg: LinearConfig, shop: Shop) -> dict[str, WordList]:
 
 def splits_of(cfg: LinearConfig, task: Task, label_N: np.ndarray) -> list[Split]:
     """The task's own split, or seeded random cuts 90/10 of all rows."""
-    count = POOLED.get(task.name, 0) if cfg.pooled is None else cfg.pooled
+    count = cuts_of(cfg, task)
     first = len(task.rows("train"))
     if not count:
         return [Split(np.arange(first), np.arange(first, len(label_N)))]

@@ -242,7 +242,8 @@ def reused(shop: Shop, prompted: bool) -> Tensor:
         )
     found, made_of = tree.load(path)
     wanted = manifest(shop, prompted)
-    names = {"model_hash": "model", "rows": "rows", "prompt": "prompt", "read": "read", "max_length": "max_length"}
+    same = ("tokenizer", "rows", "prompt", "read", "max_length")
+    names = {"model_hash": "model", **{n: n for n in same}}
     for key, told in names.items():
         if made_of.get(key) != wanted[key]:
             name = "model" if told == "model" else key

@@ -149,5 +149,5 @@ def baseline(session: Session, train: Side, tune: Side, test: Side) -> float:
         told = lambda note: bar.advance(1, note)  # noqa: E731
         reader = trained(sets[0], pieces, cfg.bidaf, cfg.seed, path, told)
     found = [spans.answers(scores(reader, s.stored.encoded), s, cfg) for s in (tune, test)]
-    given = spans.thresholded(found[1], spans.tuned_threshold(found[0], tune))
+    given = spans.thresholded(found[1], spans.tuned_threshold(found[0], tune.rows))
     return score.span_fields(test.rows, given, cfg.seed)["f1"]

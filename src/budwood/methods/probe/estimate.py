@@ -11,7 +11,7 @@ import torch
 from budwood.capture.features import Ask, bytes_of, config_of, open_reading, states
 from budwood.config.probe import ProbeConfig
 from budwood.data.task import Task
-from budwood.methods.probe.side import kind_of
+from budwood.methods.probe.side import check, kind_of
 from budwood.methods.probe.trained import EPOCHS
 from budwood.models.reference import ModelRef
 
@@ -20,6 +20,7 @@ SAMPLE = 512
 
 def probe(cfg: ProbeConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:
     """Figures of a probe run; a few batches are timed, nothing is written."""
+    check(cfg, task)
     torch.set_num_threads(cfg.threads or torch.get_num_threads())
     out = {"rows": 0, "tokens": 0, "flops": 0.0, "feature_bytes": 0, "written_bytes": 0, "seconds": 0.0}
     splits = dict.fromkeys(("train", *(("validation",) if task.kind == "span" else ()), task.reported))

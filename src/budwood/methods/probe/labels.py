@@ -16,6 +16,8 @@ from budwood.linalg.softmax import Problems, cross_validate, solve
 from budwood.methods.probe.code import folds_by_document, online_code, resamples, shuffled
 from budwood.methods.probe.side import Side
 
+CONTROL = 1e-6  # tolerance of control probes: nothing but a share of right answers is read from them
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -28,6 +30,7 @@ class Fitted:
     logits_NK: np.ndarray
     repeats_RN: np.ndarray  # predictions of probes fitted on resampled documents
     control_N: np.ndarray | None  # predictions of the control probe
+    control_cost: float | None  # its own C, by the same folds
     bits: float | None
     control_bits: float | None
 
@@ -61,9 +64,11 @@ def fit(x_ND: Tensor, train: Side, test_ND: Tensor, cfg: ProbeConfig, classes: i
     x_ND, test_ND = scale(x_ND), scale(test_ND)
     fold_N = folds_by_document(train.label_M, train.document_M, cfg.folds)
     chosen = cross_validate(x_ND, train.label_M, classes, cfg.costs, fold_N)
-    repeats_RN, control_N = _further(x_ND, train, test_ND, cfg, classes, chosen.cost, controls)
-    bits = control_bits = None
+    repeats_RN = np.empty((0, len(test_ND)), dtype=np.int64)
+    bits = control_bits = control = None
     if controls:
+        repeats_RN = _repeats(x_ND, train, test_ND, cfg, classes, chosen.cost)
+        control = cross_validate(x_ND, train.control_M, classes, cfg.costs, fold_N, CONTROL)
         bits = code_length(x_ND, train.label_M, train.document_M, cfg, classes)
         control_bits = code_length(x_ND, train.control_M, train.document_M, cfg, classes)
     weight_KD, bias_K = scale.raw(chosen.weight_KD, chosen.bias_K)
@@ -74,31 +79,25 @@ def fit(x_ND: Tensor, train: Side, test_ND: Tensor, cfg: ProbeConfig, classes: i
         float(chosen.score_SF.mean(1)[chosen.best]),
         chosen.solution.logits(test_ND, [(chosen.best, 0)])[0].numpy(),
         repeats_RN,
-        control_N,
+        control.predict(test_ND) if control else None,
+        control.cost if control else None,
         bits,
         control_bits,
     )
 
 
-def _further(
-    x_ND: Tensor, train: Side, test_ND: Tensor, cfg: ProbeConfig, classes: int, cost: float, controls: bool
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Predictions of probes on resampled documents and of the control probe, all solved together."""
-    count = cfg.repeats if controls else 0
-    weight_RN = np.concatenate([np.ones((1, len(x_ND))), resamples(train.document_M, cfg.repeats, cfg.seed)])
-    rows = [*range(1, count + 1), *([0] if controls else [])]
-    if not rows:
-        return np.empty((0, len(test_ND)), dtype=np.int64), None
+def _repeats(x_ND: Tensor, train: Side, test_ND: Tensor, cfg: ProbeConfig, classes: int, cost: float) -> np.ndarray:
+    """Predictions of probes on resampled documents, all solved together."""
+    count = cfg.repeats
     problems = Problems(
-        torch.from_numpy(np.stack([train.label_M, train.control_M])),
-        torch.from_numpy(weight_RN).float(),
-        torch.tensor([0] * count + [1]),
-        torch.tensor(rows),
-        torch.full((1, len(rows)), cost, dtype=torch.float64),
+        torch.from_numpy(train.label_M)[None],
+        torch.from_numpy(resamples(train.document_M, count, cfg.seed)).float(),
+        torch.zeros(count, dtype=torch.long),
+        torch.arange(count),
+        torch.full((1, count), cost, dtype=torch.float64),
         classes,
     )
-    guess_PN = solve(x_ND, problems, 1e-7).logits(test_ND, [(0, p) for p in range(len(rows))]).argmax(2).numpy()
-    return guess_PN[:count], guess_PN[-1]
+    return solve(x_ND, problems, 1e-7).logits(test_ND, [(0, p) for p in range(count)]).argmax(2).numpy()
 
 
 def code_length(x_ND: Tensor, label_N: np.ndarray, document_N: np.ndarray, cfg: ProbeConfig, classes: int) -> float:

@@ -19,7 +19,7 @@ from budwood.data.task import Task
 from budwood.figures.layers import layer_lines, layer_map
 from budwood.figures.save import drawing, save
 from budwood.methods.probe.labels import Fitted
-from budwood.methods.probe.side import Side, kind_of
+from budwood.methods.probe.side import UNKNOWN, Side, kind_of
 from budwood.methods.probe.spans import SpanFit
 from budwood.methods.session import Session
 from budwood.models.identity import model_hash
@@ -88,7 +88,8 @@ def keep_guesses(stem: Path, task: Task, test: Side, guess_M: np.ndarray, pvi_M:
             given.setdefault(rows[row].id, []).append(names[guess])
         else:
             given[rows[row].id] = names[guess]
-        line = {"id": rows[row].id, "label": names[test.label_M[m]], "predicted": names[guess]}
+        known = "" if test.label_M[m] == UNKNOWN else names[test.label_M[m]]
+        line = {"id": rows[row].id, "label": known, "predicted": names[guess]}
         lines.append(line if pvi_M is None else {**line, "pvi_bits": f"{pvi_M[m]:.6g}"})
     write_json(stem.with_suffix(".json"), given)
     write_text(stem.with_suffix(".csv"), table(lines, list(lines[0])))
@@ -122,6 +123,8 @@ def keep_index(session: Session, ref: ModelRef, homes: Sequence[Home], stored: S
         "labels": list(session.task.labels),
         "settings": dict(ask.settings),
         "decode": session.cfg.rule,
+        "online": session.cfg.online,
+        "feature_budget": session.cfg.feature_budget,
     }
     write_json(path, {**known, **{home.name: facts for home in homes}})
 

@@ -5,6 +5,8 @@ Shapes: M states of the reported split, U documents.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from budwood.data.squad import question_scores, squad_scores
@@ -17,13 +19,29 @@ from budwood.train.baselines import word_answers
 DRAWS = 1000
 
 
-def score(task: Task, side: Side, guess_M: np.ndarray, seed: int | None = None) -> tuple[float, float, float]:
+class Truth(Protocol):
+    """What should have been said, in which row and document; a `Side` is one."""
+
+    @property
+    def label_M(self) -> np.ndarray:
+        """Classes."""
+
+    @property
+    def document_M(self) -> np.ndarray:
+        """Documents, as numbers from 0."""
+
+    @property
+    def row_M(self) -> np.ndarray:
+        """Rows; those of one row lie together."""
+
+
+def score(task: Task, side: Truth, guess_M: np.ndarray, seed: int | None = None) -> tuple[float, float, float]:
     """The task's metric with its interval (equal to it where no seed is given)."""
     right_M = guess_M == side.label_M
-    if task.kind == "tokens" and task.metric != "accuracy":
+    if task.kind == "tokens" and task.metric == "f1" and any(n.startswith("B-") for n in task.labels):
         return _ratio(*_entities(task, side, guess_M), seed)
-    if task.metric in ("f1", "mcc"):
-        how = {"f1": lambda a, b: measure.f1(a, b, len(task.labels)), "mcc": measure.mcc}[task.metric]
+    if task.metric in ("f1", "macro_f1", "mcc"):
+        how = measure.mcc if task.metric == "mcc" else lambda a, b: measure.f1(a, b, len(task.labels))
         value = how(guess_M, side.label_M)
         if seed is None:
             return value, value, value
@@ -43,7 +61,7 @@ def _ratio(part_U: np.ndarray, whole_U: np.ndarray, seed: int | None) -> tuple[f
     return value, float(low), float(high)
 
 
-def _entities(task: Task, side: Side, guess_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _entities(task: Task, side: Truth, guess_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Twice the shared entities and all entities of every document, whose ratio is F1."""
     edge = np.flatnonzero(np.diff(side.row_M)) + 1
     names = np.array(task.labels, dtype=object)

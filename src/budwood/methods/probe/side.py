@@ -20,6 +20,8 @@ from budwood.models.reading import reads_left_to_right
 from budwood.models.reference import ModelRef
 
 PROBED = ("label", "tokens", "span")
+UNKNOWN = -1  # the label of a row that has none
+MEASURED = ("accuracy", "f1", "macro_f1", "mcc")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,26 @@ def kind_of(cfg: ProbeConfig, task: Task, ref: ModelRef) -> FeatureKind:
     return "last" if reads_left_to_right(ref) else "cls"
 
 
+def check(cfg: ProbeConfig, task: Task) -> None:
+    """Refuse settings that would do nothing on this kind of task, and metrics that labels alone do not have."""
+    span, label = task.kind == "span", task.kind == "label"
+    idle = {
+        "--erase takes labels out of states": cfg.erase and span,
+        "--pvi is about labels": cfg.pvi and span,
+        f"--states {cfg.states} is about the one state of a row": cfg.states != "auto" and not label,
+        f"--decode {cfg.decode} is about answers to questions": cfg.decode != "hf" and not span,
+        "--bidaf reads answers to questions": cfg.bidaf and not span,
+    }
+    given = [words for words, wrong in idle.items() if wrong]
+    if given:
+        raise ConfigError(f"{given[0]}; task '{task.name}' (kind '{task.kind}') has none. Leave it away.")
+    if task.kind in ("label", "tokens") and task.metric not in MEASURED:
+        raise ConfigError(
+            f"Task '{task.name}' asks for the metric '{task.metric}', which probes are not scored by. They know "
+            f"{', '.join(MEASURED)}: give one of these as `metric` in the task's file."
+        )
+
+
 def splits_of(task: Task) -> tuple[str, str]:
     """(split that thresholds are tuned on, split that is reported)."""
     return "validation", task.reported
@@ -63,12 +85,15 @@ def side(session: Session, ref: ModelRef, split: str, random: int | None = None)
         if cfg.online:
             stored = planned(ask, session.task)
         else:
-            stored = store(ask, session.task, cfg.workers, most_bytes=1e9 * cfg.feature_budget)
+            stored = store(ask, session.task, cfg.workers, most_bytes=1e9 * cfg.feature_budget, engine=cfg.engine)
     return dressed(stored, session.task, split, cfg.seed)
 
 
-def dressed(stored: Stored, task: Task, split: str, seed: int) -> Side:
-    """Stored states with labels, documents and control labels."""
+def dressed(stored: Stored, task: Task, split: str, seed: int | None) -> Side:
+    """Stored states with labels, documents and control labels.
+
+    Without a seed, to be predicted only: no control labels, and a row may have no label (UNKNOWN).
+    """
     rows = task.rows(split)
     encoded = stored.encoded
     row_N = encoded.fixed["row"] if "row" in encoded.fixed else np.arange(len(encoded))
@@ -79,16 +104,19 @@ def dressed(stored: Stored, task: Task, split: str, seed: int) -> Side:
         empty = np.empty(0, dtype=np.int64)
         return Side(stored, rows, empty, document_N[row_M], empty, row_M)
     if task.kind == "label":
-        label_M = np.array([_label(r, task) for r in rows], dtype=np.int64)
+        label_M = np.array([_label(r, task, seed is None) for r in rows], dtype=np.int64)
         keys: list[Any] = [(r.text, r.pair) for r in rows]
     else:
         kept = encoded.ragged["target"] != IGNORE
         label_M = encoded.ragged["target"][kept].astype(np.int64)
         keys = encoded.ragged["input_ids"][kept].tolist()
-    return Side(stored, rows, label_M, document_N[row_M], control_labels(keys, task, seed), row_M)
+    control_M = np.empty(0, dtype=np.int64) if seed is None else control_labels(keys, task, seed)
+    return Side(stored, rows, label_M, document_N[row_M], control_M, row_M)
 
 
-def _label(row: Row, task: Task) -> int:
+def _label(row: Row, task: Task, lenient: bool) -> int:
+    if row.label is None and lenient:
+        return UNKNOWN
     if not isinstance(row.label, int):
         raise DataError(f"Row '{row.id}' of task '{task.name}' has no label. Use a labelled split.")
     return row.label

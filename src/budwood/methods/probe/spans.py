@@ -19,7 +19,7 @@ from budwood.data.squad import best_threshold, question_scores
 from budwood.data.task import Row
 from budwood.linalg.choice import Choices, log_chances, solve_choices
 from budwood.methods.probe.code import online_code, resamples, shuffled
-from budwood.methods.probe.labels import Scale
+from budwood.methods.probe.labels import CONTROL, Scale
 from budwood.methods.probe.side import Side
 
 ENDS = ("start", "end")
@@ -33,9 +33,11 @@ class SpanFit:
     weight_2D: Tensor
     cost: float
     threshold: float
+    tune_f1: float  # at that threshold, on the rows that chose it
     train_loss: float
     repeats: tuple[Tensor, ...]  # fitted on resampled documents
     control_2D: Tensor | None  # fitted on random tokens
+    control_cost: float | None  # its own C, by the same tuning rows
     bits: float | None
     control_bits: float | None
     uniform_bits: float
@@ -63,32 +65,40 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
     gold_YW = np.concatenate([gold(encoded), control_gold(train, cfg.seed)])
     costs = np.array(sorted(cfg.costs))
     one_W = np.ones((1, len(starts_W)))
-    path = Choices(starts_W, gold_YW, one_W, np.array([0, 1]), np.zeros(2, int), costs[:, None].repeat(2, 1))
-    found = solve_choices(x_MD, path)
-    loss_S = _loss(found.weight_SPD, tuned_MD, tune.stored.offsets_N1[:-1], gold(tune.stored.encoded))
-    best = int(loss_S.argmin())
-    pair_2D = found.weight_SPD[best]
+    tune_starts_W = tune.stored.offsets_N1[:-1]
+
+    def chosen(pair: list[int], asked_2W: np.ndarray, tolerance: float) -> tuple[Tensor, int]:
+        """Start and end vectors for two rows of `gold_YW` at the cost with the lowest loss on the tuning rows."""
+        path = Choices(starts_W, gold_YW, one_W, np.array(pair), np.zeros(2, int), costs[:, None].repeat(2, 1))
+        weight_S2D = solve_choices(x_MD, path, tolerance).weight_SPD
+        best = int(_loss(weight_S2D, tuned_MD, tune_starts_W, asked_2W).argmin())
+        return weight_S2D[best], best
+
+    pair_2D, best = chosen([0, 1], gold(tune.stored.encoded), 1e-9)
     train_loss = float(_loss(pair_2D[None], x_MD, starts_W, gold_YW[:2])[0])
     raw = lambda w: (w / scale.spread_D.double()).float()  # noqa: E731
-    threshold = tuned_threshold(decode(raw(pair_2D), tune_MD, tune, cfg), tune)
-    document_W = train.document_M[starts_W]
-    weight_RW = np.concatenate([one_W, resamples(document_W, cfg.repeats, cfg.seed)])
-    more: list[Tensor] = []
-    bits = control_bits = None
+    said = decode(raw(pair_2D), tune_MD, tune, cfg)
+    threshold = tuned_threshold(said, tune.rows)
+    repeats: tuple[Tensor, ...] = ()
+    control_2D = control_cost = bits = control_bits = None
     if controls:
-        rows_P = np.concatenate([np.repeat(np.arange(1, cfg.repeats + 1), 2), [0, 0]])
-        gold_P = np.concatenate([np.tile([0, 1], cfg.repeats), [2, 3]])
+        weight_RW = resamples(train.document_M[starts_W], cfg.repeats, cfg.seed)
+        rows_P, gold_P = np.repeat(np.arange(cfg.repeats), 2), np.tile([0, 1], cfg.repeats)
         extra = Choices(starts_W, gold_YW, weight_RW, gold_P, rows_P, np.full((1, len(rows_P)), costs[best]))
-        more = [raw(w) for w in solve_choices(x_MD, extra, 1e-6).weight_SPD[0].split(2)]
+        repeats = tuple(raw(w) for w in solve_choices(x_MD, extra, 1e-6).weight_SPD[0].split(2))
+        random_2D, which = chosen([2, 3], control_gold(tune, cfg.seed), CONTROL)
+        control_2D, control_cost = raw(random_2D), float(costs[which])
         bits, control_bits = (code_length(x_MD, train, gold_YW[i : i + 2], costs, cfg) for i in (0, 2))
     uniform = float(2 * np.log2(np.diff(train.stored.offsets_N1)).sum())
     return SpanFit(
         raw(pair_2D),
         float(costs[best]),
         threshold,
+        mean_f1(thresholded(said, threshold), tune.rows),
         train_loss,
-        tuple(more[:-1]),
-        more[-1] if more else None,
+        repeats,
+        control_2D,
+        control_cost,
         bits,
         control_bits,
         uniform,
@@ -123,13 +133,17 @@ def decode(weight_2D: Tensor, x_MD: Tensor, side: Side, cfg: ProbeConfig) -> Spa
 
 def answers(score_2M: np.ndarray, side: Side, cfg: ProbeConfig) -> SpanPredictions:
     """Answers by the rule asked for, from scores of all tokens or of the allowed ones."""
-    encoded = side.stored.encoded
+    return decoded(side.stored.encoded, side.rows, score_2M, cfg)
+
+
+def decoded(encoded: Features, rows: tuple[Row, ...], score_2M: np.ndarray, cfg: ProbeConfig) -> SpanPredictions:
+    """The same, for windows that need not be those of a probe."""
     allowed = encoded.ragged["allowed"] != 0
     full = np.full((2, len(allowed)), -np.inf, dtype=np.float32)
     full[:, allowed] = score_2M[:, allowed] if score_2M.shape[1] == len(allowed) else score_2M
     if cfg.rule == "original":
-        return decode_original(encoded, side.rows, full[0], full[1], ORIGINAL)
-    return decode_hf(encoded, side.rows, full[0], full[1], SpanRule(cfg.max_answer_length, cfg.n_best_size, 0.0))
+        return decode_original(encoded, rows, full[0], full[1], ORIGINAL)
+    return decode_hf(encoded, rows, full[0], full[1], SpanRule(cfg.max_answer_length, cfg.n_best_size, 0.0))
 
 
 def thresholded(found: SpanPredictions, threshold: float) -> dict[str, str]:
@@ -137,14 +151,19 @@ def thresholded(found: SpanPredictions, threshold: float) -> dict[str, str]:
     return {i: "" if found.null_odds[i] > threshold else text for i, text in found.best.items()}
 
 
-def tuned_threshold(found: SpanPredictions, side: Side) -> float:
-    """The threshold with the best F1 on the rows of `side`, by one sort.
+def mean_f1(given: dict[str, str], rows: tuple[Row, ...]) -> float:
+    """F1 of answers, in percent."""
+    return float(100.0 * question_scores(rows, given)[1].mean())
+
+
+def tuned_threshold(found: SpanPredictions, rows: tuple[Row, ...]) -> float:
+    """The threshold with the best F1 on these rows, by one sort.
 
     Where that is not a standard error above never answering, nothing is answered: noise must not cost F1 elsewhere.
     """
-    score_N = question_scores(side.rows, found.best)[1]
-    none_N = np.array([float(not r.answers) for r in side.rows])
-    odds_N = np.array([found.null_odds[r.id] for r in side.rows])
+    score_N = question_scores(rows, found.best)[1]
+    none_N = np.array([float(not r.answers) for r in rows])
+    odds_N = np.array([found.null_odds[r.id] for r in rows])
     threshold = best_threshold(score_N, none_N, odds_N)[1]
     gain_N = np.where(odds_N <= threshold, score_N - none_N, 0.0)
     return threshold if gain_N.mean() > gain_N.std() / np.sqrt(len(gain_N)) else NEVER

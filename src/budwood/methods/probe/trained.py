@@ -150,12 +150,12 @@ def _span_row(session: Session, sides: Sides, marks: Marks, at: tuple[int, int])
     cfg, test = session.cfg, sides.test
     logits_C2M = marks.test_EGCKM[at]
     said = spans.answers(logits_C2M[0], test, cfg)
-    threshold = 0.0
-    given = said.answers
+    assert sides.tune is not None and marks.tune_EGCKM is not None
+    tuned = spans.answers(marks.tune_EGCKM[at][0], sides.tune, cfg)
+    threshold, given, tried = 0.0, said.answers, tuned.answers
     if not cfg.parity:
-        assert sides.tune is not None and marks.tune_EGCKM is not None
-        threshold = spans.tuned_threshold(spans.answers(marks.tune_EGCKM[at][0], sides.tune, cfg), sides.tune)
-        given = spans.thresholded(said, threshold)
+        threshold = spans.tuned_threshold(tuned, sides.tune.rows)
+        given, tried = (spans.thresholded(x, threshold) for x in (said, tuned))
     fields = score.span_fields(test.rows, given, cfg.seed)
     out: dict[str, Any] = {
         "score": fields["f1"],
@@ -163,6 +163,7 @@ def _span_row(session: Session, sides: Sides, marks: Marks, at: tuple[int, int])
         "raw_f1": score.span_fields(test.rows, said.answers, cfg.seed)["f1"],
         "answered_f1": score.span_fields(test.rows, said.best, cfg.seed)["HasAns_f1"],
         "threshold": threshold,
+        "tune_f1": spans.mean_f1(tried, sides.tune.rows),
     }
     if len(logits_C2M) > 1:
         golds = (gold_of(test), spans.control_gold(test, cfg.seed))

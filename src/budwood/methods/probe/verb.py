@@ -16,13 +16,10 @@ from budwood.data.batch import seed_of
 from budwood.errors import ConfigError
 from budwood.linalg.leace import eraser
 from budwood.methods.probe import bidaf, labels, outcome, score, spans, trained, words
-from budwood.methods.probe.side import kind_of
+from budwood.methods.probe.head import head_scores
+from budwood.methods.probe.side import check, kind_of
 from budwood.methods.probe.sides import Sides, layer_numbers, sides_of
 from budwood.methods.session import Session
-from budwood.models.load import load
-from budwood.models.reading import as_tuned, head_spec, mode_for, reading
-from budwood.models.reference import ModelRef
-from budwood.train.evaluate import evaluate
 
 
 def probe(session: Session) -> dict[str, Any]:
@@ -32,17 +29,15 @@ def probe(session: Session) -> dict[str, Any]:
         kind_of(cfg, task, ref)
     if cfg.compare and len(session.models) != 2:
         raise ConfigError(f"--compare draws the difference of two models; {len(session.models)} were given.")
-    if cfg.bidaf and task.kind != "span":
-        raise ConfigError(f"--bidaf reads answers to questions; task '{task.name}' has none. Leave it away.")
+    check(cfg, task)
     results, first = [], None
     for i, ref in enumerate(session.models):
         sides = sides_of(session, ref)
         first = first or sides
         home = outcome.Home(session.run.path, f"{i}-{ref.name}")
         found = _places(session, sides, home)
-        best = max(found["layers"], key=lambda x: x["score"])
-        head = _head_score(session, ref)
-        results.append({"model": ref.text, **found, "best_layer": best["layer"], "head_score": head})
+        head = head_scores(session, ref, sides.tune)
+        results.append({"model": ref.text, **found, **_chosen(found["layers"]), **head})
         homes = [home.epoch(e) for e in sorted({x["epoch"] for x in found["epochs"]})] if cfg.trained else [home]
         outcome.keep_index(session, ref, homes, sides.train.stored)
     assert first is not None
@@ -64,12 +59,22 @@ def probe(session: Session) -> dict[str, Any]:
     return {
         "split": split,
         "metric": metric,
-        "score": max(x["score"] for x in results[-1]["layers"]),
+        "score": results[-1]["score"],
         "n": len(task.rows(split)),
         "states": kind_of(cfg, task, session.models[0]),
         "baselines": baselines,
         "results": results,
     }
+
+
+def _chosen(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The layer that stands for a model, chosen without a look at the reported split, and its score there.
+
+    By F1 on the tuning rows (spans), by accuracy on left-out folds (labels and tokens), else by the loss in training.
+    """
+    by = next(name for name in ("tune_f1", "cv", "train_loss") if name in layers[0])
+    best = (min if by == "train_loss" else max)(layers, key=lambda x: x[by])
+    return {"best_layer": best["layer"], "chosen_by": by, "score": best["score"]}
 
 
 def _places(session: Session, sides: Sides, home: outcome.Home | None) -> dict[str, Any]:
@@ -103,6 +108,7 @@ def _label_layer(
         control = float((found.control_N == test.control_M).mean())
         out |= {
             "control": control,
+            "control_C": found.control_cost,
             "selectivity": float((guess_M == test.label_M).mean()) - control,
             "compression": float(whole / found.bits),
             "control_compression": float(whole / found.control_bits),
@@ -121,7 +127,8 @@ def _label_layer(
 def _erased(session: Session, sides: Sides, x_MD: Tensor, test_MD: Tensor) -> float:
     """The score of a probe trained and tested after LEACE has taken the labels out."""
     mean_D, map_DD = eraser(x_MD.numpy(), sides.train.label_M, len(session.task.labels))
-    clean = [torch.from_numpy(x.numpy() - (x.numpy() - mean_D) @ map_DD).float() for x in (x_MD, test_MD)]
+    centred = [x.double().numpy() - mean_D for x in (x_MD, test_MD)]
+    clean = [torch.from_numpy(x - x @ map_DD).float() for x in centred]
     again = labels.fit(clean[0], sides.train, clean[1], session.cfg, len(session.task.labels), False)
     return score.score(session.task, sides.test, again.logits_NK.argmax(1))[0]
 
@@ -142,6 +149,7 @@ def _span_layer(
         "raw_f1": score.span_fields(test.rows, said.answers, cfg.seed)["f1"],
         "answered_f1": score.span_fields(test.rows, said.best, cfg.seed)["HasAns_f1"],
         "threshold": found.threshold,
+        "tune_f1": found.tune_f1,
         "C": found.cost,
         "train_loss": found.train_loss,
     }
@@ -151,6 +159,7 @@ def _span_layer(
         repeats = [spans.thresholded(spans.decode(w, test_MD, test, cfg), found.threshold) for w in found.repeats]
         out |= {
             "control": control,
+            "control_C": found.control_cost,
             "selectivity": right - control,
             "compression": found.uniform_bits / found.bits,
             "control_compression": found.uniform_bits / found.control_bits,
@@ -159,17 +168,3 @@ def _span_layer(
     if home is not None:
         outcome.keep_span(home, number, found, answers, said)
     return out
-
-
-def _head_score(session: Session, ref: ModelRef) -> float | None:
-    """The same metric by the model's own head, where it has one for this task."""
-    cfg = as_tuned(session.cfg.model_copy(update={"parity": False}), ref)  # here a matter of training, not of reading
-    task = session.task
-    mode = mode_for(cfg, task, ref)
-    loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0)
-    if any(name.startswith("head.") for name in loaded.fresh):
-        return None
-    with session.progress.stage(f"head of {ref.name}"):
-        found = evaluate(reading(loaded, task, cfg, mode, cfg.seed), task.rows(task.reported), cfg)
-    wanted = "f1" if task.kind == "span" else task.metric
-    return float(found.metrics[wanted])

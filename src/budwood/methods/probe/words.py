@@ -118,7 +118,7 @@ def baseline(train: Side, tune: Side, test: Side, cfg: ProbeConfig) -> float:
     loss_S = [-np.take_along_axis(log_chances(w @ x_MD.T, starts_W), gold_2W, 1).mean() for w in weight_S2D]
     weight_2D = weight_S2D[int(np.argmin(loss_S))]
     found = [spans.answers(_scores(words, s.stored.encoded, weight_2D), s, cfg) for s in (tune, test)]
-    given = spans.thresholded(found[1], spans.tuned_threshold(found[0], tune))
+    given = spans.thresholded(found[1], spans.tuned_threshold(found[0], tune.rows))
     return score.span_fields(test.rows, given, cfg.seed)["f1"]
 
 

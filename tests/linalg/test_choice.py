@@ -1,0 +1,84 @@
+"""Start and end probes: gradients against autograd, and a converged fit against any other head on the same states."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from budwood.linalg.choice import Choices, _Windows, solve_choices
+from budwood.linalg.softmax import Problems, _Regression
+
+
+def windows(count: int = 50, width: int = 6) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+    """States, starts of windows, and a start and an end in each that the first features hint at."""
+    rng = np.random.default_rng(0)
+    size_W = rng.integers(2, 9, count)
+    starts_W = np.cumsum(size_W) - size_W
+    gold_2W = starts_W + rng.integers(0, size_W, (2, count))
+    x_MD = rng.normal(size=(int(size_W.sum()), width))
+    for k in (0, 1):
+        x_MD[gold_2W[k], k] += 1.5
+    return torch.from_numpy(x_MD).float(), starts_W, gold_2W
+
+
+def mean_loss(weight_2D: torch.Tensor, x_MD: torch.Tensor, starts_W: np.ndarray, gold_2W: np.ndarray) -> torch.Tensor:
+    """Window by window."""
+    edges = [*starts_W.tolist(), len(x_MD)]
+    score_2M = weight_2D @ x_MD.double().T
+    terms = [
+        -score_2M[k, a:b].log_softmax(0)[gold_2W[k, w] - a]
+        for k in (0, 1)
+        for w, (a, b) in enumerate(zip(edges, edges[1:]))
+    ]
+    return torch.stack(terms).mean()
+
+
+def test_the_gradient_of_windows_is_that_of_autograd() -> None:
+    x_MD, starts_W, gold_2W = windows()
+    both = np.array([0, 1])
+    job = _Windows(x_MD, Choices(starts_W, gold_2W, np.ones((1, 50)), both, np.zeros(2, int), np.ones((1, 2))))
+    job.decay_P = torch.tensor([0.3, 0.02], dtype=torch.float64)
+    point_2D = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    value = 2 * mean_loss(point_2D, x_MD, starts_W, gold_2W) + (job.decay_P[:, None] * point_2D.square()).sum() / 2
+    (slope_2D,) = torch.autograd.grad(value, point_2D)
+    value_P, found_2D = job.evaluate(point_2D.detach(), torch.arange(2))
+    assert float(value_P.sum()) == pytest.approx(value.item(), abs=1e-9)
+    assert float((found_2D - slope_2D).abs().max()) <= 1e-6
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_gradient_of_labels_is_that_of_autograd(classes: int) -> None:
+    draw = torch.Generator().manual_seed(2)
+    x_ND, y_N = torch.randn(70, 5, generator=draw), torch.randint(0, classes, (70,), generator=draw)
+    zero = torch.zeros(1, dtype=torch.long)
+    cost = torch.full((1, 1), 0.7, dtype=torch.float64)
+    job = _Regression(x_ND, Problems(y_N[None], torch.ones(1, 70), zero, zero, cost, classes))
+    job.set_cost(cost[0])
+    vectors = 1 if classes == 2 else classes
+    point = torch.randn(1, vectors * 6, dtype=torch.float64, generator=draw).requires_grad_()
+    weight_KE = point.view(vectors, 6)
+    score_NK = (x_ND.double() - x_ND.double().mean(0)) @ weight_KE[:, :-1].T + weight_KE[:, -1]
+    if classes == 2:
+        score_NK = torch.cat([torch.zeros_like(score_NK), score_NK], 1)
+    value = torch.nn.functional.cross_entropy(score_NK, y_N) + weight_KE[:, :-1].square().sum() / (2 * 0.7 * 70)
+    (slope,) = torch.autograd.grad(value, point)
+    found, gradient = job.evaluate(point.detach(), torch.arange(1))
+    assert found.item() == pytest.approx(value.item(), abs=1e-9)
+    assert float((gradient - slope).abs().max()) <= 1e-6
+
+
+def test_a_converged_probe_fits_the_training_windows_no_worse_than_a_trained_head() -> None:
+    x_MD, starts_W, gold_2W = windows()
+    both = np.array([0, 1])
+    problem = Choices(starts_W, gold_2W, np.ones((1, 50)), both, np.zeros(2, int), np.array([[1.0, 1.0], [1e6, 1e6]]))
+    found = solve_choices(x_MD, problem)
+    assert bool(found.converged_SP.all())
+    head_2D = torch.zeros(2, 6, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([head_2D], 0.2)
+    for _ in range(50):
+        adam.zero_grad()
+        mean_loss(head_2D, x_MD, starts_W, gold_2W).backward()
+        adam.step()
+    head, probe = (float(mean_loss(w.detach(), x_MD, starts_W, gold_2W)) for w in (head_2D, found.weight_SPD[-1]))
+    assert probe <= head + 1e-9 and head < 1.0
