@@ -145,6 +145,19 @@ def test_learning_moves_scores_along_the_true_gradient(pair: Pair) -> None:
     assert all(torch.equal(found[n], again[n]) for n in found)
 
 
+def test_learning_begins_with_the_rule_whose_mask_does_better(pair: Pair) -> None:
+    count, steps = 2000, learned.Steps()
+    useful, harmful = rules.first_order(pair, steps.points), -rules.first_order(pair, steps.points)
+    loss = {
+        name: learned._loss_of(pair, rules.places_of(pair, score, count))
+        for name, score in {"useful": useful, "harmful": harmful, "moved": rules.movement(pair)}.items()
+    }
+    assert loss["useful"] < loss["moved"] < loss["harmful"]
+    for start, wanted in ((useful, useful), (harmful, rules.movement(pair))):
+        found = learned._start(pair, replace(steps, start=start), count, False)
+        torch.testing.assert_close(found, wanted / wanted.std())
+
+
 def test_soft_switches_sum_to_the_budget() -> None:
     score = torch.randn(5000)
     for count in (3, 400):

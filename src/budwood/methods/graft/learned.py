@@ -22,7 +22,8 @@ from torch import Tensor
 from budwood.data.batch import Batch
 from budwood.errors import ModelError
 from budwood.methods.graft.pair import Pair, mask_rows
-from budwood.methods.graft.rules import chosen_rows, first_order, mask_of, places_of, taking
+from budwood.methods.graft.rules import batches as all_batches
+from budwood.methods.graft.rules import chosen_rows, first_order, mask_of, movement, places_of, taking
 from budwood.params import mask as masks
 from budwood.params import tree
 from budwood.params.apply import requiring_grad
@@ -86,9 +87,9 @@ def switching(pair: Pair) -> Iterator[Switchboard]:
 
 
 def straight_through(pair: Pair, count: int, steps: Steps, per_tensor: bool = False) -> Mask:
-    """The mask of exactly `count` weights after training its scores, begun with the first-order ones."""
+    """The mask of exactly `count` weights after training its scores, begun with those of the better cheap rule."""
     kept = _Kept(steps)
-    score_P = kept.score_P if kept.score_P is not None else _start(pair, steps)
+    score_P = kept.score_P if kept.score_P is not None else _start(pair, steps, count, per_tensor)
     model, objective = pair.read.loaded.model, pair.read.objective
     sizes = list(pair.sizes.values())
     pull = _Pull(score_P.split(sizes), pair.delta_P.split(sizes), kept.square)
@@ -144,7 +145,7 @@ class _Pull:
 
 def annealed(pair: Pair, count: int, steps: Steps, per_tensor: bool = False) -> Mask:
     """The mask of exactly `count` weights by soft switches that harden while their sum stays `count`."""
-    score_P = _start(pair, steps)
+    score_P = _start(pair, steps, count, per_tensor)
     model, objective = pair.read.loaded.model, pair.read.objective
     batch_of = batches(pair, steps)
     with soft(pair) as put, requiring_grad(model, tuple(pair.shapes)):
@@ -210,8 +211,12 @@ def batches(pair: Pair, steps: Steps) -> Callable[[int], Batch]:
     return lambda step: feed(chosen_rows(len(features), steps.rows, steps.seed, step), 0)
 
 
-def _start(pair: Pair, steps: Steps) -> Tensor:
-    """First-order scores in units of their own spread."""
+def _start(pair: Pair, steps: Steps, count: int, per_tensor: bool) -> Tensor:
+    """Scores to begin with, in units of their own spread: first-order ones, or movement where its mask does better.
+
+    First-order scores take up moves that each help alone; the more of them, the further they may overshoot together.
+    """
+    moved = _loss_of(pair, places_of(pair, movement(pair), count, per_tensor))
     score_P = first_order(pair, steps.points) if steps.start is None else steps.start.clone()
     spread = float(score_P.std())
     if not spread > 0 or spread != spread:
@@ -219,7 +224,22 @@ def _start(pair: Pair, steps: Steps) -> Tensor:
             "The gradient of the loss is zero or not finite at the base, so no mask can be learned from it. Look at "
             "the training rows, or use --select movement."
         )
+    if moved < _loss_of(pair, places_of(pair, score_P, count, per_tensor)):
+        score_P = movement(pair)
+        spread = float(score_P.std())
     return score_P.div_(spread)
+
+
+def _loss_of(pair: Pair, index_K: Tensor) -> float:
+    """The mean loss over the training rows with only these weights moved."""
+    objective, total, rows = pair.read.objective, 0.0, 0
+    with switching(pair) as board, torch.no_grad():
+        board.on(index_K)
+        for batch in all_batches(pair):
+            logits_MC = objective.logits(pair.read.loaded.model, batch)
+            total += float(objective.loss(logits_MC, objective.targets(batch)).sum())
+            rows += len(batch)
+    return total / rows
 
 
 ESTIMATORS = {"straight-through": straight_through, "annealed": annealed}
