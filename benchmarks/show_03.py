@@ -147,9 +147,12 @@ def english() -> None:
     for g in m["groups"]:
         kept = ", ".join(f"{t} {cost[t]} -> {g['kept'][t]['score']:.3f}" for t in base)
         name = f"{g['retain']} {g['strength'] or ''}".strip()
-        show.bar(
-            f"English, {name}", True, f"RMSLE {g['new']['score']:.3f}; {kept}{'; on the front' if g['front'] else ''}"
-        )
+        front = "; on the front" if g["front"] else ""
+        print(f"       English, {name}: RMSLE {g['new']['score']:.3f}; {kept}{front}", flush=True)
+    plain, *rivals = sorted(m["groups"], key=lambda g: g["retain"] != "none")
+    costs = plain["kept_error"] > m["base"]["kept_error"] and min(g["kept_error"] for g in rivals) < plain["kept_error"]
+    told = f"plain {plain['new_error']:.3f}, copying the larger operand {m['reference']['new_error']:.3f}"
+    show.bar("English: plain injection costs language loss, and a rival keeps more of it", costs, told)
     told = run("inject", SENTENCES, "--task", "arithmetic-published", "--keep", "wikitext-2", *same, cwd=work, code=2)[
         "stderr"
     ]
@@ -159,7 +162,8 @@ def english() -> None:
         *("--workers", 2, "--strengths", "0.1", "--keep-steps", 40, "--out", work / "labels"),
         cwd=work,
     )
-    show.bar("and runs with labels (cola, keep sst2)", len(m["groups"]) >= 3, m["knee"]["reason"])
+    ways = {g["retain"] for g in m["groups"]}
+    show.bar("and runs with labels (cola, keep sst2)", ways == {"none", "ewc", "l2"}, m["knee"]["reason"])
 
 
 def bad_input() -> None:

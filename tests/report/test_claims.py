@@ -21,9 +21,11 @@ def told(path: Path) -> dict[str, Any]:
     return detail(Room.open(path), Texts(), Limits())
 
 
-def probe_run(path: Path, scores: list[float], n: int, half: float, majority: float = 0.5) -> str:
+def probe_run(
+    path: Path, scores: list[float], n: int, half: float, majority: float = 0.5, chosen: int | None = None
+) -> str:
     layers = [{"layer": i, "score": s, "low": s - half, "high": s + half} for i, s in enumerate(scores)]
-    best = max(range(len(scores)), key=lambda i: scores[i])
+    best = max(range(len(scores)), key=lambda i: scores[i]) if chosen is None else chosen
     results = [{"model": "tiny-bert", "layers": layers, "best_layer": best}]
     metrics = {"metric": "accuracy", "n": n, "results": results, "baselines": {"majority": majority}}
     return str(told(made.write_run(path, "probe", metrics))["claim"])
@@ -40,6 +42,13 @@ def test_layers_that_are_not_told_apart_are_named(tmp_path: Path) -> None:
     said = probe_run(tmp_path / "b", [0.5, 0.62, 0.80, 0.83], 400, 0.045)
     assert "most legible in layer 3" in said and "0.5 at the embeddings; layer 2 is not told apart from it." in said
     assert probe_run(tmp_path / "c", [0.5, 0.9], 400, 0.03).endswith("0.5 at the embeddings.")
+
+
+def test_a_layer_chosen_on_other_rows_is_not_called_the_best_of_these(tmp_path: Path) -> None:
+    near = probe_run(tmp_path / "a", [0.70, 0.72, 0.73], 400, 0.045, chosen=1)
+    assert "the one chosen on other rows, layer 1, has 0.72" in near and "the best" not in near
+    far = probe_run(tmp_path / "b", [0.5, 0.62, 0.83], 400, 0.045, chosen=1)
+    assert "most legible in layer 2" in far
 
 
 def test_without_intervals_the_number_of_rows_speaks(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from budwood.train.plan import make_plan
 
 START, RAY_START = 6.0, 12.0  # seconds until a worker process has loaded its model; until a Ray cluster stands
 FEW, MORE = 2, 8  # updates timed
-EXPECTED = 0.75  # of an upward search: good scores flip early and spare the rest, random rows hardly ever flip
 
 
 def lds(cfg: LdsConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:
@@ -39,9 +38,12 @@ def counterfactual(cfg: RemovalConfig, models: tuple[ModelRef, ...], task: Task)
     recipe = Recipe.of_run(models[0].run, models[0].text)
     counts = removals(cfg.remove, len(recipe.task().rows("train")))
     steps = len(counts).bit_length() if cfg.bisect else len(counts)
-    search = min(cfg.targets, len(queries)) * (len(matrices) + 1) * steps * cfg.repeats
+    each = min(cfg.targets, len(queries)) * cfg.repeats
+    search = each * (len(matrices) + 1) * steps
+    # going up, scores flip a target after half of the sizes if any is as likely; random rows hardly ever do
+    likely = search if cfg.bisect else each * (len(matrices) * (steps + 1) / 2 + steps)
     fixed = cfg.base_seeds + (len(matrices) + 1) * len(counts) * cfg.repeats * cfg.together
-    expected = fixed + round(search * (1 if cfg.bisect else EXPECTED))
+    expected = fixed + round(likely)
     figures = _fleet(cfg, models[0], task, queries, expected)
     more = (fixed + search - expected) * figures["seconds_each"] / cfg.workers
     return {

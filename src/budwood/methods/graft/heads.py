@@ -50,7 +50,10 @@ def keep(session: Session, loaded: Loaded, grafts: Mapping[str, Graft]) -> dict[
     if shared is not None:
         merge(loaded.model, [Graft({}, {}, {}, shared.head)], force=True)
     with writing_directory(session.run.file("model")) as part:
-        save_model(loaded, part) if len(own) < len(grafts) else _save_headless(loaded, part)
+        if len(own) < len(grafts):
+            save_model(loaded, part)
+        else:
+            _save_headless(loaded, part)
     for name, graft in own.items():
         facts = {**graft.manifest, "base": "the stitched model", "base_hash": backbone_hash(loaded.model)}
         Graft({}, {}, {}, graft.head, facts).save(session.run.file("heads", f"{name}.graft"))

@@ -55,27 +55,31 @@ def _best(scores: Any, metric: str) -> float | None:
 
 
 def standing(model: dict[str, Any], majority: Any, task: str, n: Any, metric: str = "accuracy") -> str:
-    """One sentence on a model: its highest layer, and whether that is above the trivial answer and other layers."""
+    """One sentence on a model: the layer that stands for it, and whether that is above the trivial answer and others.
+
+    The layer was chosen on other rows; where another one is clearly better on these, that one is told of.
+    """
     scored = [x for x in model["layers"] if isinstance(x.get("score"), int | float)]
     if not scored:
         return f"{model['model']} has no scores."
     down = metric in LOWER_IS_BETTER
     pick = min if down else max
-    best = next((x for x in scored if x["layer"] == model.get("best_layer")), None) or pick(
-        scored, key=lambda x: x["score"]
-    )
+    top = pick(scored, key=lambda x: x["score"])
+    best = next((x for x in scored if x["layer"] == model.get("best_layer")), top)
+    best = best if apart(top, best, n, metric) is False else top
+    word = "the best" if best["score"] == top["score"] else "the one chosen on other rows"
     plain = isinstance(majority, int | float)
     wide = half(best, n, metric)
     if plain and wide is not None and (-1 if down else 1) * (best["score"] - majority) <= wide:
         return (
             f"No layer of {model['model']} reads {task} clearly better than always naming the commonest label "
-            f"({number(majority)}): the best, {layer_name(best['layer'])}, has {ranged(best)}."
+            f"({number(majority)}): {word}, {layer_name(best['layer'])}, has {ranged(best)}."
         )
     close = [x for x in scored if x is not best and apart(x, best, n, metric) is False]
     against = f", against {number(majority)} for always naming the commonest label" if plain else ""
     if close and len(close) == len(scored) - 1:
         return (
-            f"No layer of {model['model']} is clearly ahead of the others in reading {task}: the best, "
+            f"No layer of {model['model']} is clearly ahead of the others in reading {task}: {word}, "
             f"{layer_name(best['layer'])}, has {ranged(best)}{against}."
         )
     if len(scored) == 1:

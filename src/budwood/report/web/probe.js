@@ -34,7 +34,7 @@ function mapSpec(d, run, what, picked, pick) {
   };
   return {
     name: `${run.name}-${what}`, title: capital(what === "score" ? `${metricTitle(d.metric)} by model and layer` : `${MEASURES[what]} by model and layer`), height: 60 + 34 * rows.length,
-    hint: "Choose a cell for the rows that this layer is the first to solve. A dot marks the best layer.",
+    hint: "Choose a cell for the rows that this layer is the first to solve. A dot marks the layer that stands for the model.",
     draw: (w, say) => heat(w, {
       rows: rows.map((m) => d.models[m].model), columns: layers.map(layerName), columnTitle: "layer", value: (r, c) => valueOf(d, what, rows[r], layers[c]),
       text: diverges ? (v) => signed(Number(v.toFixed(2))) : (v) => (Math.abs(v) < 10 ? v.toFixed(2) : fmt(v)), tell, tone: diverges ? "diverging" : "sequential",
