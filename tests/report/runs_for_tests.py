@@ -258,8 +258,9 @@ def overlap(path: Path, given: dict[str, str]) -> Path:
 
 
 def influence(
-    path: Path, given: dict[str, str], parent: Path | None = None, train: int = 60, queries: int = 24
+    path: Path, given: dict[str, str], parent: Path | None = None, train: int = 60, queries: int = 24, least: float = -9
 ) -> Path:
+    """Normal scores, none under `least`."""
     rng = np.random.default_rng(1)
     metrics = {"strategies": ["ekfac", "identity"], "queries": queries, "train": train, "damping": ["auto"]}
     metrics["models"] = ["runs/tuned"]
@@ -271,7 +272,7 @@ def influence(
     with writing_scores(path / "scores", *ids, facts, tokens) as desk:
         parts = [rng.normal(size=(queries, train)).astype(np.float32) for _ in range(LAYERS)]
         main = Matrix("ekfac", "auto", main=True)
-        desk.put(main, slice(None), slice(None), np.sum(parts, 0))
+        desk.put(main, slice(None), slice(None), np.sum(parts, 0).clip(least))
         for n, part in enumerate(parts):
             desk.put(Matrix("ekfac", "auto", f"layer.{n}"), slice(None), slice(None), part)
         desk.put(Matrix("ekfac", "auto", "tokens"), slice(None), slice(None), rng.normal(size=(queries, 4 * train)))

@@ -176,6 +176,20 @@ def test_a_query_shows_the_rows_of_the_matrix(tab: Tab, runs: dict[str, Path]) -
     assert page.locator("[role=option]").count() == 1
 
 
+def test_no_row_that_helps_is_said_to_harm(browser: Any, tmp_path: Path) -> None:
+    home = tmp_path / "runs"
+    scored = made.influence(home / "influence", made.write_reviews(tmp_path / "data", hostile=False), least=0.25)
+    story = Story("Where?", "One answer.", (("influence", "A step.", scored),))
+    tab = Tab(browser, write_report(rooms_of([home]), tmp_path / "r.html", story).as_uri())
+    page = tab.go("view=influence&run=influence&q=0")
+    page.wait_for_selector(".side:first-child .card")
+    assert page.locator(".side:last-child .card").count() == 0
+    assert "None of the rows at this end." in page.locator(".side:last-child").inner_text()
+    words = tab.go("view=story").locator("main").inner_text()
+    assert "Helped least:" in words and "Harmed most:" not in words
+    tab.close()
+
+
 def test_the_slider_tells_what_each_rule_recovers(tab: Tab, runs: dict[str, Path]) -> None:
     page = tab.go("view=graft&run=graft")
     slider = page.locator("input[type=range]")

@@ -24,12 +24,27 @@ def blocks(found: Mapping[str, Any]) -> str:
     """The query and the rows as blocks for a terminal."""
     query = found["query"]
     lines = [_headline(found), "", f"query {query['number']}  ({query['id']})", *_text(query), ""]
-    for title, rows in (("helps most", found["top"]), ("hurts most", found["bottom"])):
+    for end, rows in (("top", found["top"]), ("bottom", found["bottom"])):
         for rank, row in enumerate(rows, 1):
-            lines += [f"{title} {rank}  {row['score']:+.3g}  ({row['id']})", *_text(row), *_shares(row), ""]
+            lines += [
+                f"{_effect(end, row['score'])} {rank}  {row['score']:+.3g}  ({row['id']})",
+                *_text(row),
+                *_shares(row),
+                "",
+            ]
     if found["note"]:
         lines.append(found["note"])
     return "\n".join(lines).rstrip()
+
+
+def _effect(end: str, score: float) -> str:
+    """What a row at one end of the list does: the last of many that help does no harm.
+
+    >>> _effect("top", 2.0), _effect("bottom", -1.0), _effect("bottom", 0.1)
+    ('helps most', 'hurts most', 'helps least')
+    """
+    does = "helps" if score >= 0 else "hurts"
+    return f"{does} {'most' if (end == 'top') == (score >= 0) else 'least'}"
 
 
 def _headline(found: Mapping[str, Any]) -> str:

@@ -165,8 +165,9 @@ async function showQuery(box, d, run, ctx, state, q, strategy, signal) {
   const most = Math.max(...scores.map(Math.abs), 1e-30);
   const at = rows.map((n, i) => [n, scores[i]]);
   const half = Math.floor(at.length / 2);
-  const sides = layers.length && answer.partial ? [at.filter((x) => x[1] >= 0), at.filter((x) => x[1] < 0).toReversed()] : [at.slice(0, half), at.slice(half).toReversed()];
-  const side = (name, list, about) => el("section", { class: "side", "aria-label": name }, el("h4", null, name, el("span", { class: "faint" }, ` ${about}`)), el("ol", { class: "cards" }, list.map(([n, s], i) => card(answer.train[n] || { id: n }, n, i + 1, s, most, query, inner, known))));
+  const [upper, lower] = layers.length && answer.partial ? [at, at] : [at.slice(0, half), at.slice(half)];
+  const sides = [upper.filter((x) => x[1] >= 0), lower.filter((x) => x[1] < 0).toReversed()]; // the least helpful rows do no harm
+  const side = (name, list, about) => el("section", { class: "side", "aria-label": name }, el("h4", null, name, el("span", { class: "faint" }, ` ${about}`)), list.length ? "" : el("p", { class: "note" }, "None of the rows at this end."), el("ol", { class: "cards" }, list.map(([n, s], i) => card(answer.train[n] || { id: n }, n, i + 1, s, most, query, inner, known))));
   const file = () => download(`${run.name}-query-${q}.csv`, "text/csv", csv({ columns: ["rank", "id", "score", "label", "text"].map((key) => ({ key, label: key })), rows: at.map(([n, s], i) => ({ rank: i + 1, id: answer.train[n]?.id, score: s, label: answer.train[n]?.label, text: answer.train[n]?.text === undefined ? "" : textAt(answer.train[n].text) })) }));
   put(box, el("article", { class: "query", "data-q": q }, el("h3", null, `Query ${q + 1}`), rowText(query, shaded(query, sides, answer.train)), rowFacts(query)), told ? el("p", { class: "note" }, told, " ", el("button", { type: "button", class: "tool", click: () => setState({ layers: "", graft: "" }) }, graft ? "Count all weights" : "Count all layers")) : null,
     el("p", null, el("button", { type: "button", class: "tool", click: file }, "CSV")),

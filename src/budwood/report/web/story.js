@@ -19,7 +19,7 @@ function influencePicture(d) {
   if (d.suspects.items.length && !d.queries.length) return el("ol", { class: "rows" }, d.suspects.items.slice(0, 3).map((r) => el("li", null, text(r))));
   const top = d.queries.length ? Object.values(d.tops)[0][0] : null;
   if (!top || !top.rows.length) return null;
-  return el("div", { class: "mini" }, el("p", null, el("strong", null, "Query: "), text(d.queries[0])), el("p", null, el("strong", null, "Helped most: "), text(d.train[top.rows[0]])), el("p", null, el("strong", null, "Harmed most: "), text(d.train[top.rows[top.rows.length - 1]])));
+  return el("div", { class: "mini" }, el("p", null, el("strong", null, "Query: "), text(d.queries[0])), el("p", null, el("strong", null, "Helped most: "), text(d.train[top.rows[0]])), el("p", null, el("strong", null, top.scores[top.scores.length - 1] < 0 ? "Harmed most: " : "Helped least: "), text(d.train[top.rows[top.rows.length - 1]])));
 }
 
 /** The view. */
