@@ -12,6 +12,7 @@ from budwood.config.finetune import ReadConfig
 from budwood.config.run import JobsConfig, RunConfig
 
 PROBE = Group("Probe", sort_key=3)
+FOLDS = 5
 
 
 class FeatureConfig(ReadConfig, DataConfig, RunConfig):
@@ -30,7 +31,7 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
     costs: Annotated[tuple[float, ...], Parameter(name=("--costs", "--Cs"), group=PROBE, negative="")] = Field(
         (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0), description="Costs C among which cross-validation chooses."
     )
-    folds: Annotated[int, Parameter(group=PROBE)] = Field(5, ge=2, description="Folds that choose C.")
+    folds: Annotated[int, Parameter(group=PROBE)] = Field(FOLDS, ge=2, description="Folds that choose C.")
     repeats: Annotated[int, Parameter(group=PROBE)] = Field(
         5, ge=1, description="Fits on resampled training documents, for the band around a line."
     )
@@ -98,6 +99,10 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
         """How spans become answers."""
         return "original" if self.parity else self.decode
 
+    @classmethod
+    def _default(cls, name: str) -> object:
+        return cls.model_fields[name].get_default(call_default_factory=True)
+
     @model_validator(mode="after")
     def _in_use(self) -> ProbeConfig:
         if self.seeds and self.trained:
@@ -116,6 +121,7 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
         given = [name for name, value in wants.items() if value]
         if given and not self.trained:
             raise ValueError(f"{given[0]} belongs to --solver adamw")
-        if self.trained and self.erase:
-            raise ValueError("--erase belongs to --solver newton")
+        solved = [n for n in ("erase", "costs", "folds", "repeats") if getattr(self, n) != self._default(n)]
+        if self.trained and solved:
+            raise ValueError(f"--{solved[0]} belongs to --solver newton")
         return self

@@ -284,6 +284,8 @@ def test_rows_come_in_the_order_asked_for_from_several_shards(tmp_path, monkeypa
         ({"solver": "newton", "hidden": 4}, "--hidden belongs to --solver adamw"),
         ({"solver": None, "epochs": 2}, "--epochs belongs to --solver adamw"),
         ({"solver": "adamw", "erase": True}, "--erase belongs to --solver newton"),
+        ({"solver": "adamw", "repeats": 9}, "--repeats belongs to --solver newton"),
+        ({"hidden": 4, "folds": 3}, "--folds belongs to --solver newton"),
     ],
 )
 def test_settings_that_do_not_go_together(more, words):

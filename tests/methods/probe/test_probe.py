@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from budwood.data.source import load_task
 from budwood.errors import BudwoodError, ConfigError, DataError, ModelError, StoreError
 from budwood.linalg.choice import Choices, log_chances, solve_choices
 from budwood.linalg.leace import eraser
+from budwood.linalg.newton import minimise
 from budwood.linalg.softmax import cross_validate, stratified_folds
 from budwood.methods.probe import head, labels, spans, verb
 from budwood.methods.probe.code import folds_by_document, online_code, portions, resamples
@@ -36,8 +38,10 @@ def place(tmp_path, monkeypatch):
 
 
 def go(place, task, **more):
-    given = {"task": task, "limit": 60, "limit_eval": 40, "costs": (0.01, 0.1), "folds": 2, "repeats": 2, "threads": 1}
-    cfg = ProbeConfig(**{**given, "progress": "none", "out": place / f"run-{task}", **more})
+    given = {"task": task, "limit": 60, "limit_eval": 40, "threads": 1}
+    solved = {} if "solver" in more else {"costs": (0.01, 0.1), "repeats": 2}
+    folds = {} if "solver" in more or task == "tiny-qa" else {"folds": 2}
+    cfg = ProbeConfig(**{**given, **solved, **folds, "progress": "none", "out": place / f"run-{task}", **more})
     return run_verb("probe", cfg, ["tiny-bert"])
 
 
@@ -47,6 +51,7 @@ def test_a_run_and_what_can_be_done_with_it_later(place, task, more):
     (found,) = result.metrics["results"]
     assert [x["layer"] for x in found["layers"]] == [0, 3]
     assert {"score", "low", "high", "selectivity", "compression"} <= set(found["layers"][0])
+    assert [x["unconverged"] for x in found["layers"]] == [0, 0]
     assert all(x["low"] <= x["score"] <= x["high"] for x in found["layers"])
     assert len(result.metrics["baselines"]["random_encoder"]) == 2 and result.metrics["baselines"]["majority"] > 0
     assert result.metrics["baselines"]["bag_of_words"] > 0
@@ -75,6 +80,7 @@ def test_a_run_and_what_can_be_done_with_it_later(place, task, more):
             "--erase takes labels out of states; task 'tiny-qa' .kind 'span'. has",
         ),
         ("tiny-qa", {"pvi": True, "solver": "adamw"}, ConfigError, "--pvi is about labels"),
+        ("tiny-qa", {"folds": 3}, ConfigError, "--folds leaves labels out to choose C"),
         ("tiny-qa", {"states": "mean"}, ConfigError, "--states mean is about the one state of a row"),
         ("tiny-tags", {"states": "cls"}, ConfigError, "--states cls is about the one state of a row"),
         ("tiny-topic", {"decode": "original"}, ConfigError, "--decode original is about answers"),
@@ -85,6 +91,16 @@ def test_a_run_and_what_can_be_done_with_it_later(place, task, more):
 def test_bad_input_is_told(place, task, more, kind, words):
     with pytest.raises(kind, match=words):
         go(place, task, **more)
+
+
+@pytest.mark.parametrize("task", ["tiny-topic", "tiny-qa"])
+def test_fits_that_have_not_converged_are_counted_and_told(place, monkeypatch, capsys, task):
+    monkeypatch.setattr("budwood.linalg.softmax.minimise", partial(minimise, steps=1))
+    monkeypatch.setattr("budwood.linalg.choice.minimise", partial(minimise, steps=1))
+    (found,) = go(place, task, layers=(3,), no_controls=True, progress="plain").metrics["results"]
+    (layer,) = found["layers"]
+    assert layer["unconverged"] > 0
+    assert f"layer 3: {layer['unconverged']} fits have not converged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ class Fitted:
     control_cost: float | None  # its own C, by the same folds
     bits: float | None
     control_bits: float | None
+    unconverged: int  # fits (folds x costs) that ended before their tolerance
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def fit(x_ND: Tensor, train: Side, test_ND: Tensor, cfg: ProbeConfig, classes: i
         control.cost if control else None,
         bits,
         control_bits,
+        int((~chosen.solution.converged_SP).sum()),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from budwood.capture.features import Ask, FeatureKind, Stored, config_of, planned, store
-from budwood.config.probe import ProbeConfig
+from budwood.config.probe import FOLDS, ProbeConfig
 from budwood.data.batch import IGNORE, seed_of
 from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, DataError
@@ -58,6 +58,7 @@ def check(cfg: ProbeConfig, task: Task) -> None:
         "--pvi is about labels": cfg.pvi and span,
         f"--states {cfg.states} is about the one state of a row": cfg.states != "auto" and not label,
         f"--decode {cfg.decode} is about answers to questions": cfg.decode != "hf" and not span,
+        "--folds leaves labels out to choose C": cfg.folds != FOLDS and span,
         "--bidaf reads answers to questions": cfg.bidaf and not span,
     }
     given = [words for words, wrong in idle.items() if wrong]

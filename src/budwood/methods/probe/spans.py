@@ -41,6 +41,7 @@ class SpanFit:
     bits: float | None
     control_bits: float | None
     uniform_bits: float
+    unconverged: int  # fits (two ends x costs) that ended before their tolerance
 
 
 def gold(encoded: Features) -> np.ndarray:
@@ -67,14 +68,17 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
     one_W = np.ones((1, len(starts_W)))
     tune_starts_W = tune.stored.offsets_N1[:-1]
 
-    def chosen(pair: list[int], asked_2W: np.ndarray, tolerance: float) -> tuple[Tensor, int]:
-        """Start and end vectors for two rows of `gold_YW` at the cost with the lowest loss on the tuning rows."""
-        path = Choices(starts_W, gold_YW, one_W, np.array(pair), np.zeros(2, int), costs[:, None].repeat(2, 1))
-        weight_S2D = solve_choices(x_MD, path, tolerance).weight_SPD
-        best = int(_loss(weight_S2D, tuned_MD, tune_starts_W, asked_2W).argmin())
-        return weight_S2D[best], best
+    def chosen(pair: list[int], asked_2W: np.ndarray, tolerance: float) -> tuple[Tensor, int, int]:
+        """Start and end vectors for two rows of `gold_YW` at the cost with the lowest loss on the tuning rows.
 
-    pair_2D, best = chosen([0, 1], gold(tune.stored.encoded), 1e-9)
+        With the number of that cost, and how many fits have not converged.
+        """
+        path = Choices(starts_W, gold_YW, one_W, np.array(pair), np.zeros(2, int), costs[:, None].repeat(2, 1))
+        solved = solve_choices(x_MD, path, tolerance)
+        best = int(_loss(solved.weight_SPD, tuned_MD, tune_starts_W, asked_2W).argmin())
+        return solved.weight_SPD[best], best, int((~solved.converged_SP).sum())
+
+    pair_2D, best, unconverged = chosen([0, 1], gold(tune.stored.encoded), 1e-9)
     train_loss = float(_loss(pair_2D[None], x_MD, starts_W, gold_YW[:2])[0])
     raw = lambda w: (w / scale.spread_D.double()).float()  # noqa: E731
     said = decode(raw(pair_2D), tune_MD, tune, cfg)
@@ -86,7 +90,7 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
         rows_P, gold_P = np.repeat(np.arange(cfg.repeats), 2), np.tile([0, 1], cfg.repeats)
         extra = Choices(starts_W, gold_YW, weight_RW, gold_P, rows_P, np.full((1, len(rows_P)), costs[best]))
         repeats = tuple(raw(w) for w in solve_choices(x_MD, extra, 1e-6).weight_SPD[0].split(2))
-        random_2D, which = chosen([2, 3], control_gold(tune, cfg.seed), CONTROL)
+        random_2D, which, _ = chosen([2, 3], control_gold(tune, cfg.seed), CONTROL)
         control_2D, control_cost = raw(random_2D), float(costs[which])
         bits, control_bits = (code_length(x_MD, train, gold_YW[i : i + 2], costs, cfg) for i in (0, 2))
     uniform = float(2 * np.log2(np.diff(train.stored.offsets_N1)).sum())
@@ -102,6 +106,7 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
         bits,
         control_bits,
         uniform,
+        unconverged,
     )
 
 

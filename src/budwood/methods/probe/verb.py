@@ -90,7 +90,10 @@ def _layer(session: Session, sides: Sides, number: int, home: outcome.Home | Non
     """The numbers of one layer; where there is a home, its probe and predictions are kept there."""
     with session.progress.stage(f"layer {number}" if home else f"random encoder, layer {number}"):
         make = _span_layer if session.task.kind == "span" else _label_layer
-        return {"layer": number, **make(session, sides, number, home, controls)}
+        found = {"layer": number, **make(session, sides, number, home, controls)}
+    if found["unconverged"]:
+        session.progress.say(f"  layer {number}: {found['unconverged']} fits have not converged; scores may be too low.")
+    return found
 
 
 def _label_layer(
@@ -103,6 +106,7 @@ def _label_layer(
     guess_M = found.logits_NK.argmax(1)
     value, low, high = score.score(task, test, guess_M, cfg.seed)
     out: dict[str, Any] = {"score": value, "low": low, "high": high, "C": found.cost, "cv": found.cv}
+    out["unconverged"] = found.unconverged
     if found.control_N is not None and found.bits is not None and found.control_bits is not None:
         whole = len(train.label_M) * np.log2(len(task.labels))
         control = float((found.control_N == test.control_M).mean())
@@ -152,6 +156,7 @@ def _span_layer(
         "tune_f1": found.tune_f1,
         "C": found.cost,
         "train_loss": found.train_loss,
+        "unconverged": found.unconverged,
     }
     if found.control_2D is not None and found.bits is not None and found.control_bits is not None:
         right = spans.right_share(found.weight_2D, test_MD, test, spans.gold(test.stored.encoded))
