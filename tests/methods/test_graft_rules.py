@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,25 +125,44 @@ def test_a_learned_mask_has_its_size_and_leaves_the_base_alone(pair: Pair, estim
 
 
 def test_learning_moves_scores_along_the_true_gradient(pair: Pair) -> None:
-    """Two steps by hand: the first only measures, the second moves by rate x direction / length of the first."""
+    """Two steps by hand: the first measures at the base, the second moves by rate x direction / length of the first."""
     count, steps = 200, learned.Steps(2, 60, 0.5, 0)
     score = rules.first_order(pair, steps.points)
     score /= score.std()
     model, objective = pair.read.loaded.model, pair.read.objective
     gains = []
     for step in range(2):
-        with pair.graft(rules.mask_of(pair, score, count)).apply(model, force=True):
+        graft = pair.graft(rules.mask_of(pair, score, count))
+        with graft.apply(model, force=True) if step else nullcontext():
             batch = learned.batches(pair, steps)(step)
             loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).mean()
             grads = torch.autograd.grad(loss, [named(model)[n] for n in pair.shapes])
         gains.append(torch.cat([g.reshape(-1) for g in grads]) * pair.delta_P)
     moved = score - 0.5 * 0.5 * len(score) ** 0.5 * gains[1] / gains[0].norm()
     wanted = rules.mask_of(pair, moved, count)
+    assert loss_of(pair, wanted) < loss_of(pair, rules.mask_of(pair, score, count))  # else the start would come back
     found = learned.straight_through(pair, count, steps)
     assert masks.common(found, wanted) >= count - 1  # float sums in another order may swap the last one
     known = replace(steps, start=rules.first_order(pair, steps.points))
     again = learned.straight_through(pair, count, known)
     assert all(torch.equal(found[n], again[n]) for n in found)
+
+
+@pytest.mark.parametrize("estimator", ["straight-through", "annealed"])
+@pytest.mark.parametrize("count", [50, 2000])
+def test_a_learned_mask_is_never_worse_than_what_it_began_with(pair: Pair, estimator: str, count: int) -> None:
+    """At a rate that throws the scores about, too; loss over all training rows."""
+    found = learned.ESTIMATORS[estimator](pair, count, learned.Steps(6, 16, 50.0, 0))
+    cheap = [rules.mask_of(pair, x, count) for x in (rules.movement(pair), rules.first_order(pair, 4))]
+    assert loss_of(pair, found) <= min(loss_of(pair, mask) for mask in cheap) * (1 + 1e-6)
+
+
+def loss_of(pair: Pair, mask: masks.Mask) -> float:
+    """Mean loss over all training rows with a mask's weights moved."""
+    model, objective = pair.read.loaded.model, pair.read.objective
+    with pair.graft(mask).apply(model, force=True), torch.no_grad():
+        found = [objective.loss(objective.logits(model, b), objective.targets(b)) for b in rules.batches(pair)]
+    return float(torch.cat(found).mean())
 
 
 def test_learning_begins_with_the_rule_whose_mask_does_better(pair: Pair) -> None:
@@ -154,7 +174,7 @@ def test_learning_begins_with_the_rule_whose_mask_does_better(pair: Pair) -> Non
     }
     assert loss["useful"] < loss["moved"] < loss["harmful"]
     for start, wanted in ((useful, useful), (harmful, rules.movement(pair))):
-        found = learned._start(pair, replace(steps, start=start), count, False)
+        found, _ = learned._start(pair, replace(steps, start=start), count, False)
         torch.testing.assert_close(found, wanted / wanted.std())
 
 

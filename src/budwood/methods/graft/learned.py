@@ -23,7 +23,7 @@ from budwood.data.batch import Batch
 from budwood.errors import ModelError
 from budwood.methods.graft.pair import Pair, mask_rows
 from budwood.methods.graft.rules import batches as all_batches
-from budwood.methods.graft.rules import chosen_rows, first_order, mask_of, movement, places_of, taking
+from budwood.methods.graft.rules import chosen_rows, first_order, movement, places_of, taking
 from budwood.params import mask as masks
 from budwood.params import tree
 from budwood.params.apply import requiring_grad
@@ -87,65 +87,90 @@ def switching(pair: Pair) -> Iterator[Switchboard]:
 
 
 def straight_through(pair: Pair, count: int, steps: Steps, per_tensor: bool = False) -> Mask:
-    """The mask of exactly `count` weights after training its scores, begun with those of the better cheap rule."""
+    """The mask of exactly `count` weights after training its scores, begun with those of the better cheap rule.
+
+    A step is as long as the gradient is beside the steepest one so far, the base's to begin with: a mask that already
+    does well is hardly moved. The mask it began with comes back where training has not lowered the loss.
+    """
     kept = _Kept(steps)
-    score_P = kept.score_P if kept.score_P is not None else _start(pair, steps, count, per_tensor)
+    if kept.score_P is None or kept.start is None:
+        kept.score_P, kept.start = _start(pair, steps, count, per_tensor)
+    score_P = kept.score_P
     model, objective = pair.read.loaded.model, pair.read.objective
     sizes = list(pair.sizes.values())
-    pull = _Pull(score_P.split(sizes), pair.delta_P.split(sizes), kept.square)
+    pull = _Pull(score_P.split(sizes), pair.delta_P.split(sizes), kept.steepest)
     batch_of = batches(pair, steps)
     with switching(pair) as board, taking(pair, pull.take):
         for step in range(kept.step, steps.count):
-            board.on(places_of(pair, score_P, count, per_tensor))
+            if step:  # the first only measures, at the base
+                board.on(places_of(pair, score_P, count, per_tensor))
             batch = batch_of(step)
             pull.begin(steps.rate * (1 - step / steps.count) * len(score_P) ** 0.5)
             loss = objective.loss(objective.logits(model, batch), objective.targets(batch)).mean()
             loss.backward()
-            kept.keep(score_P, step + 1, pull.square)
+            kept.keep(step + 1, pull.end())
             steps.advance(1, f"loss {float(loss.detach()):.3f}")
-    return mask_of(pair, score_P, count, per_tensor)
+    return _better(pair, places_of(pair, score_P, count, per_tensor), kept.start)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The mask that learning began with and its loss over all training rows."""
+
+    index_K: Tensor
+    loss: float
 
 
 class _Kept:
-    """Scores, next step and length of the last direction: what a killed learning goes on from."""
+    """Scores, next step, steepest gradient and the start: what a killed learning goes on from."""
 
     def __init__(self, steps: Steps) -> None:
         self.steps, self.last = steps, time.monotonic()
         self.score_P: Tensor | None = None
-        self.step, self.square = 0, 0.0
+        self.start: Start | None = None
+        self.step, self.steepest = 0, 0.0
         if steps.state is not None and steps.state.exists():
             found, facts = tree.load(steps.state)
-            self.score_P, self.step, self.square = found["score"], facts["step"], facts["square"]
+            self.score_P, self.start = found["score"], Start(found["start"], facts["loss"])
+            self.step, self.steepest = facts["step"], facts["steepest"]
 
-    def keep(self, score_P: Tensor, step: int, square: float) -> None:
+    def keep(self, step: int, steepest: float) -> None:
         """Write the state if it is time."""
-        if self.steps.state is not None and time.monotonic() - self.last >= self.steps.every:
-            tree.save(self.steps.state, {"score": score_P}, {"step": step, "square": square})
-            self.last = time.monotonic()
+        if self.steps.state is None or time.monotonic() - self.last < self.steps.every:
+            return
+        assert self.score_P is not None and self.start is not None
+        facts = {"step": step, "steepest": steepest, "loss": self.start.loss}
+        tree.save(self.steps.state, {"score": self.score_P, "start": self.start.index_K}, facts)
+        self.last = time.monotonic()
 
 
 class _Pull:
     """Moves the scores while the gradient is being computed, one tensor at a time, so that it is never held whole."""
 
-    def __init__(self, scores: Sequence[Tensor], changes: Sequence[Tensor], square: float = 0.0) -> None:
+    def __init__(self, scores: Sequence[Tensor], changes: Sequence[Tensor], steepest: float = 0.0) -> None:
         self.scores, self.changes = scores, changes
-        self.length, self.square, self.rate = 0.0, square, 0.0
+        self.steepest, self.square, self.rate = steepest, 0.0, 0.0
 
     def begin(self, rate: float) -> None:
-        """A new step: scores move by `rate` times the direction, whose length is known from the step before."""
-        self.length, self.square, self.rate = self.square**0.5, 0.0, rate
+        """A new step: scores move by `rate` times the direction, in lengths of the steepest one before it."""
+        self.square, self.rate = 0.0, rate
 
     def take(self, place: int, grad: Tensor) -> None:
         """The gradient of one tensor: its product with the change is noted and moves the scores."""
         gain = grad.mul_(self.changes[place])
         self.square += float(torch.linalg.vector_norm(gain)) ** 2
-        if self.length:  # the first step only measures
-            self.scores[place].add_(gain, alpha=-self.rate / self.length)
+        if self.steepest:  # the first step only measures
+            self.scores[place].add_(gain, alpha=-self.rate / self.steepest)
+
+    def end(self) -> float:
+        """The longest direction so far."""
+        self.steepest = max(self.steepest, self.square**0.5)
+        return self.steepest
 
 
 def annealed(pair: Pair, count: int, steps: Steps, per_tensor: bool = False) -> Mask:
     """The mask of exactly `count` weights by soft switches that harden while their sum stays `count`."""
-    score_P = _start(pair, steps, count, per_tensor)
+    score_P, start = _start(pair, steps, count, per_tensor)
     model, objective = pair.read.loaded.model, pair.read.objective
     batch_of = batches(pair, steps)
     with soft(pair) as put, requiring_grad(model, tuple(pair.shapes)):
@@ -163,7 +188,7 @@ def annealed(pair: Pair, count: int, steps: Steps, per_tensor: bool = False) -> 
             if length > 0:
                 score_P.add_(gain_P, alpha=-steps.rate * (1 - step / steps.count) * len(score_P) ** 0.5 / length)
             steps.advance(1, f"loss {float(loss.detach()):.3f}")
-    return mask_of(pair, score_P, count, per_tensor)
+    return _better(pair, places_of(pair, score_P, count, per_tensor), start)
 
 
 def switches(pair: Pair, score_P: Tensor, count: int, heat: float, per_tensor: bool = False) -> Tensor:
@@ -211,12 +236,12 @@ def batches(pair: Pair, steps: Steps) -> Callable[[int], Batch]:
     return lambda step: feed(chosen_rows(len(features), steps.rows, steps.seed, step), 0)
 
 
-def _start(pair: Pair, steps: Steps, count: int, per_tensor: bool) -> Tensor:
+def _start(pair: Pair, steps: Steps, count: int, per_tensor: bool) -> tuple[Tensor, Start]:
     """Scores to begin with, in units of their own spread: first-order ones, or movement where its mask does better.
 
     First-order scores take up moves that each help alone; the more of them, the further they may overshoot together.
     """
-    moved = _loss_of(pair, places_of(pair, movement(pair), count, per_tensor))
+    by_move = _begun(pair, places_of(pair, movement(pair), count, per_tensor))
     score_P = first_order(pair, steps.points) if steps.start is None else steps.start.clone()
     spread = float(score_P.std())
     if not spread > 0 or spread != spread:
@@ -224,10 +249,20 @@ def _start(pair: Pair, steps: Steps, count: int, per_tensor: bool) -> Tensor:
             "The gradient of the loss is zero or not finite at the base, so no mask can be learned from it. Look at "
             "the training rows, or use --select movement."
         )
-    if moved < _loss_of(pair, places_of(pair, score_P, count, per_tensor)):
-        score_P = movement(pair)
+    start = _begun(pair, places_of(pair, score_P, count, per_tensor))
+    if by_move.loss < start.loss:
+        start, score_P = by_move, movement(pair)
         spread = float(score_P.std())
-    return score_P.div_(spread)
+    return score_P.div_(spread), start
+
+
+def _begun(pair: Pair, index_K: Tensor) -> Start:
+    return Start(index_K, _loss_of(pair, index_K))
+
+
+def _better(pair: Pair, index_K: Tensor, start: Start) -> Mask:
+    """The learned mask, or the one it began with where that has the lower loss."""
+    return masks.split(index_K if _loss_of(pair, index_K) <= start.loss else start.index_K, pair.sizes)
 
 
 def _loss_of(pair: Pair, index_K: Tensor) -> float:
