@@ -91,8 +91,8 @@ def _layer(session: Session, sides: Sides, number: int, home: outcome.Home | Non
     with session.progress.stage(f"layer {number}" if home else f"random encoder, layer {number}"):
         make = _span_layer if session.task.kind == "span" else _label_layer
         found = {"layer": number, **make(session, sides, number, home, controls)}
-    if found["unconverged"]:
-        session.progress.say(f"  layer {number}: {found['unconverged']} fits have not converged; scores may be too low.")
+    if count := found["unconverged"]:
+        session.progress.say(f"  layer {number}: {count} fits have not converged; scores may be too low.")
     return found
 
 
