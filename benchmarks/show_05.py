@@ -66,6 +66,8 @@ def checks() -> None:
     tests("per-example gradients, inverses, labels, orders, shared weights, attention", f"{here}/test_core.py")
     tests("kronfluence's float64 scores and factors (stored)", "tests/golden/test_kronfluence.py")
     tests("parts add up, self = diagonal, runs repeat, leave-one-out", f"{here}/test_runs.py")
+    loo = f"{here}/test_runs.py::test_leave_one_out_retraining_is_met_to_the_last_percent"
+    tests("leave-one-out of an L2 logistic regression >= 0.99", "--runxfail", loo)
     tests("files of other tools", f"{here}/test_foreign.py")
     tests("index, scores on disk, show, masks, baselines", *(f"{here}/test_{n}.py" for n in ("index", "scores", "show", "masked", "baselines")))  # fmt: skip  # noqa: E501
     tests("published masks and margins: LDS to 1e-12", "tests/evaluation/test_lds.py")
@@ -223,7 +225,7 @@ def sample() -> None:
     from budwood.linalg.ranking import spearman_by_row
     from budwood.methods.influence.scores import Scores
 
-    rows, queries = (64, 4) if SMALL else (20_000, 16)
+    rows, queries = (64, 4) if SMALL else (20_000, QUERIES)
     model = tuned("sst2", rows, 2 if SMALL else 150)
     same = ("influence", "score", model, "--task", "sst2", "--data-dir", GLUE, "--limit", rows, "--limit-eval", 64)
     same = (*same, "--queries", queries, "--threads", 1)
@@ -241,7 +243,7 @@ def sample() -> None:
         show.bar("--fit-rows auto >= 10x kronfluence", None, f"{other['error']}; {used}")
         return
     eigen = other["cpu"]["eigen"]
-    whole = (other["cpu_seconds"] - eigen) * rows / ROWS + eigen
+    whole = (other["cpu_seconds"] - eigen) * rows / ROWS + eigen  # its queries' own passes count some 6 % too often
     at_least(
         "--fit-rows auto, times faster than kronfluence padded", whole / cost["auto"], 10,
         f"x: {cost['auto']:.0f} s against {whole:.0f} s (from {other['rows']} rows); {used}",
@@ -261,13 +263,16 @@ def index() -> None:
 
     rows = 64 if SMALL else 2400
     few = ("--epochs", 0.1) if SMALL else ()
-    tiny, mini = together(
+    tiny, mini, wide = together(
         lambda: measured("--rows", rows, "--coordinates", "3%,10%", *few),
         lambda: measured(
             *("--model", MINILM, "--task", "rte", "--data-dir", GLUE, "--rows", rows, "--coordinates", "65536"),
             *("--fit-rows", rows // 4, "--epochs", 0.1 if SMALL else 1, "--bits", 16),
         ),
+        lambda: measured("--rows", rows, "--coordinates", "3%,10%", "--bits", 16, *few),
     )
+    for found, bar in zip(wide["results"], (0.95, 0.995)):
+        at_least(f"tiny-entail, {found['share']:.1%} of coordinates, 16 bits, Spearman", found["spearman"], bar)
     for found, bar in zip(tiny["results"], (0.95, 0.995)):
         more = f" (worst {found['worst']:.3f}, top 10 {found['top10']:.2f}, {found['ms_beyond_backward']:.1f} ms)"
         kept = f"{found['share_of_coordinates']:.0%} of coordinates in {found['bits']} bits"
@@ -289,7 +294,7 @@ def kills() -> None:
     run("finetune", "tiny-bert", *same, "--max-steps", 5, "--out", model, cwd=work)
     draw = random.Random(0)
     for verb, file, more in (
-        ("fit", "factors/moments.safetensors", ()),
+        ("fit", "factors", ()),
         ("score", "scores", ("--queries", 8)),
         ("index", "index", ("--calibration", 8)),
     ):

@@ -62,15 +62,19 @@ class Side:
 
 
 def sides_of(pair: Pair, splits: Sequence[Sequence[Row]]) -> list[Side]:
-    """The pair on the rows of each split; the tuned model is loaded for this alone, and let go."""
+    """The pair on the rows of each split.
+
+    Where nothing moved that a graft cannot carry, the base with every change is the tuned model; else that is loaded
+    for this alone, and let go.
+    """
     batch = getattr(pair.cfg, "eval_batch_size", None)
-    skilled = tuned_reading(pair)
-    tuned = [evaluate(skilled, tuple(rows), pair.cfg, batch) for rows in splits]
-    del skilled
-    ceiling = tuned
+    with between(pair, 1.0):
+        ceiling = [evaluate(pair.read, tuple(rows), pair.cfg, batch) for rows in splits]
+    tuned = ceiling
     if pair.moved_outside:
-        with between(pair, 1.0):
-            ceiling = [evaluate(pair.read, tuple(rows), pair.cfg, batch) for rows in splits]
+        skilled = tuned_reading(pair)
+        tuned = [evaluate(skilled, tuple(rows), pair.cfg, batch) for rows in splits]
+        del skilled
     return [Side(Scores(pair.read, pair.cfg, tuple(r)), t, c) for r, t, c in zip(splits, tuned, ceiling)]
 
 
@@ -145,8 +149,12 @@ def shifted(pair: Pair, name: str) -> tuple[Scores, Evaluation]:
         task = renumbered(task, pair.task.labels)  # a head's outputs have an order; label words have none
     cfg = pair.cfg.model_copy(update={"template": None, "label_words": ()})
     rows = task.rows(task.reported)
-    tuned = evaluate(tuned_reading(pair, task, cfg), rows, cfg, getattr(cfg, "eval_batch_size", None))
-    return Scores(reading(pair.read.loaded, task, cfg, pair.read.mode, pair.cfg.seed), cfg, rows), tuned
+    batch = getattr(cfg, "eval_batch_size", None)
+    scores = Scores(reading(pair.read.loaded, task, cfg, pair.read.mode, pair.cfg.seed), cfg, rows)
+    if pair.moved_outside:
+        return scores, evaluate(tuned_reading(pair, task, cfg), rows, cfg, batch)
+    with between(pair, 1.0):
+        return scores, evaluate(scores.read, rows, cfg, batch)
 
 
 def scores_on(cfg: Any, base: ModelRef, task: Task, wish: dict[str, Any] | None = None) -> Scores:

@@ -126,7 +126,6 @@ def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded, every: bool)
         spare = [n for n in before if n.startswith(HEADS) and n not in names]
         whole |= {n for n in spare if not torch.equal(before[n], after[n])}
     shapes = {n: before[n].shape for n in names if n not in whole}
-    delta_P = torch.empty(sum(s.numel() for s in shapes.values()))
     place, outside = 0, 0
     head = {}
     with torch.no_grad():
@@ -136,6 +135,9 @@ def _compare(cfg: Any, task: Task, loaded: Loaded, skilled: Loaded, every: bool)
                 weight.copy_(after[name])
             elif name not in shapes:
                 outside += int((weight != after[name]).sum())
+            if name not in shapes:  # nobody reads it again: two models and their changes at once would be too much
+                after[name].data = torch.empty(0)
+        delta_P = torch.empty(sum(s.numel() for s in shapes.values()))
         for name, shape in shapes.items():
             part = delta_P[place : place + shape.numel()]
             torch.sub(after[name].detach().reshape(-1), before[name].detach().reshape(-1), out=part)
