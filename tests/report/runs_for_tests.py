@@ -224,6 +224,7 @@ def graft(path: Path, given: dict[str, str]) -> Path:
         "graftable": 1_000_000,
         "base": {"score": 0.6, "ece": 0.2},
         "tuned": {"score": 0.9, "ece": 0.08},
+        "all_graftable": {"score": 0.88, "ece": 0.07},
         "graft": {"score": 0.86, "ece": 0.05},
         "recovered": 0.867,
         "agreement": 0.93,

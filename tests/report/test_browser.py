@@ -203,6 +203,7 @@ def test_the_slider_tells_what_each_rule_recovers(tab: Tab, runs: dict[str, Path
     assert shown == [v for r in at for v in (r["recovered"], r["score"])]
     page.get_by_label("Beside it").select_option("fisher")
     page.wait_for_selector("text=Grey bars")
+    assert "all graftable" in page.locator("main").inner_text()  # what a graft can carry, where more moved
 
 
 def test_points_bars_and_tables(tab: Tab, runs: dict[str, Path]) -> None:

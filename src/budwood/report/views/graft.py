@@ -12,7 +12,8 @@ from budwood.report.views.chance import recovery
 from budwood.report.views.mass import matrices
 from budwood.report.views.words import number, percent, points
 
-KEYS = ("metric", "select", "size", "fraction", "graftable", "base", "tuned", "graft", "recovered", "bytes", "curve")
+STATES = ("base", "tuned", "all_graftable", "graft")
+KEYS = ("metric", "select", "size", "fraction", "graftable", *STATES, "recovered", "bytes", "curve")
 
 
 def gather(room: Room, texts: Texts, limits: Limits) -> dict[str, Any]:

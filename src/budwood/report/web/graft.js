@@ -59,9 +59,9 @@ function sizes(d, run, chart) {
   return { node: el("div", { class: "sizes" }, el("label", { class: "control wide" }, el("span", null, "Size"), slider), told), update };
 }
 
-/** Scores and calibration of base, tuned and graft, raw and at a fitted temperature. */
+/** Scores and calibration of base, tuned and graft, raw and at a fitted temperature; all that a graft can carry, where more moved. */
 function states(d, run) {
-  const rows = ["base", "tuned", "graft"].filter((k) => d[k]).map((k) => ({ name: k, ...d[k] }));
+  const rows = ["base", "tuned", "all_graftable", "graft"].filter((k) => d[k]).map((k) => ({ name: k.replace("_", " "), ...d[k] }));
   const columns = [["name", "model"], ["score", metricName(d.metric)], ["ece", "calibration error"], ["temperature", "temperature"], ["ece_scaled", "calibration error at it"]]
     .filter(([k]) => rows.some((r) => typeof r[k] === "number") || k === "name").map(([key, label]) => ({ key, label }));
   const reasons = [...new Set(rows.map((r) => r.temperature_why).filter(Boolean))];
