@@ -25,7 +25,7 @@ from budwood.capture.stream import Map
 from budwood.errors import ConfigError, StoreError, nearest
 from budwood.linalg.kron import eigenbasis, inverse, reliability
 from budwood.methods.influence.moments import Basis
-from budwood.store.files import read_json
+from budwood.store.files import digest, read_json, stamps
 
 SHARES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # of the mean; less was seen to leave ranks to chance
 RELIABLE = 0.95  # agreement of scores by two halves of the rows that --damping auto asks for
@@ -73,6 +73,12 @@ class Factors:
             )
         facts = read_json(place / "factors.json")
         return cls(place, tuple(Map(**m) for m in facts.pop("maps")), facts)
+
+    @property
+    def stamp(self) -> str:
+        """Changes whenever a file of the factors does: enough for what one process remembers."""
+        files = sorted(self.path.glob("*.*"))
+        return digest([[f.name for f in files], stamps(files)])
 
     @cached_property
     def _where(self) -> dict[str, Path]:

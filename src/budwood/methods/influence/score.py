@@ -121,6 +121,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
     arguments = {
         **own,
         "factors": str(factors.path),
+        "stamp": [shop.hash, factors.stamp],
         "score": {k: v for k, v in cfg.model_dump(mode="json").items() if k in ScoreConfig.model_fields},
         "place": str(place),
     }
