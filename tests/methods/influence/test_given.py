@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from budwood.errors import StoreError
+from budwood.config.influence import FitConfig, ScoreConfig
+from budwood.data.task import Task
+from budwood.errors import ConfigError, StoreError
 from budwood.methods.influence import score as method
-from budwood.methods.influence.factors import Factors
+from budwood.methods.influence.factors import Factors, differing
+from budwood.methods.influence.fit import identity
+from budwood.methods.influence.masked import graft_scores
 from budwood.methods.influence.scores import Scores
+from budwood.methods.influence.workshop import open_shop, settings_for
+from budwood.params.graft import Graft
+from budwood.params.tree import named
 from budwood.studies.api import run
 from tests.methods.influence.test_runs import tuned  # noqa: F401
 
@@ -99,3 +108,67 @@ def _doubled(file: Path) -> None:
     tensors, facts = tree.load(file)
     tree.save(file, {k: 2 * v for k, v in tensors.items()}, facts)
     assert Factors.open(file.parent).facts
+
+
+def test_factors_of_other_settings_or_another_model_are_refused(tuned: Any, tmp_path: Path) -> None:  # noqa: F811
+    model, task = tuned
+    short = refit(model, task, tmp_path / "short", max_length=8)
+    for verb in ("score", "self", "index"):
+        with pytest.raises(ConfigError, match=r"another model or other settings(.|\n)*max_length: 8 there, \d+ now"):
+            run(f"influence {verb}", model, task, {"threads": 1, "factors": short, "out": tmp_path / verb})
+    other = run("finetune", str(model.run), task, {"max_steps": 1, "threads": 1, "out": tmp_path / "other"})
+    strange = refit(other, task, tmp_path / "strange")
+    with pytest.raises(ConfigError, match=r"another model or other settings(.|\n)*model_hash: '\w+' there, '\w+' now"):
+        run("influence score", model, task, {**COMMON, "factors": strange, "out": tmp_path / "x"})
+    for verb in ("score", "self", "index"):
+        with pytest.raises(ConfigError, match="--fit-rows has no effect with --factors"):
+            run(f"influence {verb}", model, task, {"threads": 1, "factors": short, "fit_rows": "8"})
+
+
+def test_scores_of_a_graft_refuse_factors_of_another_model(tuned: Any, tmp_path: Path) -> None:  # noqa: F811
+    model, task = tuned
+    scored = run("influence score", model, task, {**COMMON, "out": tmp_path / "score"})
+    file = scored.run / "factors" / "factors.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_hash": "another"}))
+    given = json.loads((scored.run / "run.json").read_text())["given"]
+    shop = open_shop(settings_for(ScoreConfig(**given), str(model.run)), task)
+    name = shop.parameters[0]
+    delta = named(shop.model)[name].detach()
+    graft = Graft.cut({name: torch.tensor([0])}, {name: delta}, manifest={"task": "toy"})
+    graft.save(tmp_path / "x.graft")
+    found = Scores.open(scored.run)
+    with pytest.raises(ConfigError, match="model_hash: 'another' there"):
+        graft_scores(scored.run, found, 0, found.find("ekfac"), tmp_path / "x.graft")
+
+
+@pytest.mark.parametrize(
+    "mode,change",
+    [
+        ("head", {"max_length": 8}),
+        ("head", {"truncate": "head"}),
+        ("prompt", {"template": "{text} so {mask}"}),
+        ("prompt", {"label_words": ("w9", "w7")}),
+        ("mlm", {"mlm_probability": 0.3}),
+        ("mlm", {"seed": 1}),
+        ("mlm", {"max_length": 8}),
+    ],
+)
+def test_what_changes_how_rows_are_read_changes_whose_factors_they_are(
+    mode: str,
+    change: dict[str, Any],
+    tuned: Any,  # noqa: F811
+) -> None:
+    model, task = tuned
+    words = {"template": "{text} is {mask}", "label_words": ("w5", "w7")} if mode == "prompt" else {}
+    text = Task("text", "text", {"train": task.splits["train"]})
+    name = str(model.run if mode == "head" else model.run.parent / "m")
+    one, other = (
+        identity(open_shop(settings_for(FitConfig(**{"task": "toy", "mode": mode, **words, **c}), name), t))
+        for c in ({}, change)
+        for t in (text if mode == "mlm" else task,)
+    )
+    lines = differing(json.loads(json.dumps(one)), other)
+    (key,) = change
+    expected = ["chunk", "max_length"] if (mode, key) == ("mlm", "max_length") else [key]
+    assert sorted(line.split(":")[0].strip() for line in lines) == expected
+    assert not differing(json.loads(json.dumps(one)), one)

@@ -153,13 +153,21 @@ class Factors:
 
     def check(self, now: Mapping[str, Any]) -> None:
         """Refuse factors of another model, other rows or other settings, naming what differs."""
-        other = [f"  {k}: {self.facts.get(k)!r} there, {v!r} now" for k, v in now.items() if self.facts.get(k) != v]
-        if other:
+        if other := differing(self.facts, now):
             raise ConfigError(
-                f"The factors in {self.path} are not those of this command:\n"
+                f"The factors in {self.path} are of another model or other settings, not those of this command:\n"
                 + "\n".join(other)
                 + "\nFit factors for this model and these settings, or leave --factors away."
             )
+
+
+def differing(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line per fact that is not as it is now.
+
+    >>> differing({"max_length": 8, "rows": 3}, {"max_length": 64})
+    ['  max_length: 8 there, 64 now']
+    """
+    return [f"  {k}: {there.get(k)!r} there, {v!r} now" for k, v in now.items() if there.get(k) != v]
 
 
 def facts_json(maps: Sequence[Map], facts: Mapping[str, Any]) -> str:

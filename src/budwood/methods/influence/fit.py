@@ -24,6 +24,7 @@ from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.moments import covariances, second_moments
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
+from budwood.models.reading import Reading
 from budwood.params import tree
 from budwood.store.files import write_text
 from budwood.store.progress import Progress
@@ -114,17 +115,37 @@ def fitted_on(bench: Bench, count: int, growth: Sequence[dict[str, Any]], place:
 
 
 def identity(shop: Shop) -> dict[str, Any]:
-    """What factors belong to: model, rows, labels, maps."""
+    """What factors belong to: model, rows and how they are read, labels, maps."""
     return {
         "model_hash": shop.hash,
         "task": shop.read.task.name,
         "train_rows": shop.read.task.digest,
         "train_split": shop.cfg.train_split,
         "fisher": shop.labels,
-        "mode": shop.read.mode,
-        "seed": shop.cfg.seed if shop.labels == "sampled" else 0,
+        **_wording(shop.read, shop.cfg),
+        "seed": shop.cfg.seed if shop.labels == "sampled" or shop.read.masking else 0,
         "modules": [m.name for m in shop.maps],
     }
+
+
+def _wording(read: Reading, cfg: FitConfig) -> dict[str, Any]:
+    """The settings that decide how a row becomes tokens and a loss, in this mode and of this kind of task."""
+    encoding, causal = read.encoding, read.mode == "causal"
+    found: dict[str, Any] = {"mode": read.mode, "max_length": encoding.limit, "truncate": encoding.truncate}
+    if read.mode == "head":
+        found["pool"] = getattr(read.loaded.model, "pool", "auto")
+    if read.template is not None:
+        found["template"] = read.template.causal if causal else read.template.masked
+        found["label_words"] = list(read.template.causal_words if causal else read.template.words)
+    if read.mode == "span":
+        found |= {"doc_stride": encoding.doc_stride, "max_query_length": encoding.max_query_length}
+    if read.mode in ("mlm", "clm"):
+        found["chunk"] = encoding.chunk
+    if read.masking is not None:
+        found["mlm_probability"] = read.masking.rate
+    if read.task.kind == "number":
+        found |= {"masks": encoding.masks, "parity": cfg.parity, "number_loss": cfg.number_loss}
+    return found
 
 
 def _ranges(count: int, growth: Sequence[dict[str, Any]]) -> list[tuple[int, int]]:

@@ -30,7 +30,7 @@ from budwood.engine.local import run_jobs
 from budwood.engine.run import run_all
 from budwood.errors import StoreError
 from budwood.methods.influence import coordinates as coords
-from budwood.methods.influence.factors import Factors, Setting
+from budwood.methods.influence.factors import Factors, Setting, differing
 from budwood.methods.influence.fit import Bench, fitted, identity
 from budwood.methods.influence.precondition import measurement
 from budwood.methods.influence.score import given_factors
@@ -202,7 +202,12 @@ class Index:
         if not (path / "index.json").exists():
             raise StoreError(f"{run} holds no index. Make one: `budwood influence index MODEL --task TASK`.")
         found = cls(path, shop)
-        Factors(path, (), found.facts).check(identity(shop))
+        if other := differing(found.facts, identity(shop)):
+            raise StoreError(
+                f"{run} holds an index of another model or other settings:\n"
+                + "\n".join(other)
+                + "\nMake one for this model and these settings: `budwood influence index MODEL --task TASK`."
+            )
         return found
 
     @cached_property

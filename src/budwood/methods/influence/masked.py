@@ -20,6 +20,7 @@ from budwood.data.batch import Features
 from budwood.errors import StoreError
 from budwood.linalg.kron import turned_back
 from budwood.methods.influence.factors import Factors, Setting
+from budwood.methods.influence.fit import identity
 from budwood.methods.influence.precondition import gradients, measurement
 from budwood.methods.influence.scores import Matrix, Scores
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
@@ -46,6 +47,7 @@ def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: P
     if not mask:
         raise StoreError(f"{graft} changes no weight of the {len(shop.maps)} modules that are scored.")
     factors = Factors.open(cfg.factors or run)
+    factors.check(identity(shop))
     task = shop.read.task
     row = next(r for rows in task.splits.values() for r in rows if r.id == scores.query_ids[query])
     asked = query_weights(shop, factors, Setting(matrix.strategy, matrix.damping), shop.read.encode([row]), mask, cfg)
