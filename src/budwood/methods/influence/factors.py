@@ -11,7 +11,7 @@ Shapes: I in (with the bias's 1), O out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -186,15 +186,18 @@ def decompose(covariance: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def weigh(halves: Sequence[Mapping[str, Tensor]], strategy: str = "ekfac") -> dict[str, Any]:
+def weigh(
+    halves: Sequence[Mapping[str, Tensor]], strategy: str = "ekfac", rows: Sequence[int] = (1, 1)
+) -> dict[str, Any]:
     """The least share of each module's mean that makes scores by one half of the rows agree with those by the other.
 
-    "best": that share; "sweep": the agreement (expected correlation) at every share.
+    `halves` are sums over so many `rows`. "best": that share; "sweep": the agreement (expected correlation) at every
+    share.
     """
     names = [k for k in halves[0] if k.startswith(f"{strategy}/")]
     sums = {share: [0.0, 0.0, 0.0] for share in SHARES}
     for key in names:
-        first, second = (h[key].flatten() for h in halves)
+        first, second = (h[key].flatten() / n for h, n in zip(halves, rows))
         mean = float((first.double().mean() + second.double().mean()) / 2)
         step = max(1, len(first) // SAMPLE)
         for share in SHARES:
@@ -205,12 +208,13 @@ def weigh(halves: Sequence[Mapping[str, Tensor]], strategy: str = "ekfac") -> di
     return {"best": best, "of": "mean", "sweep": sweep}
 
 
-def merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Sums of parts in float64, in their order."""
+def merged(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Sums of parts in float64, in their order; of parts that are made as they are asked for, one is held at a time."""
     out: dict[str, Tensor] = {}
     for part in parts:
-        for key, value in part.items():
-            out[key] = value.to(torch.float64, copy=True) if key not in out else out[key].add_(value)
+        for key in part:
+            out[key] = part[key].to(torch.float64, copy=True) if key not in out else out[key].add_(part[key])
+        del part  # before the next one is made
     return out
 
 

@@ -169,8 +169,6 @@ def shards(shop: Shop, first: int, last: int) -> list[tuple[int, np.ndarray]]:
 
 def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) -> None:
     target = place / "covariance.safetensors"
-    if target.exists():
-        return
     jobs = [
         Job(
             f"{HERE}:covariance_shard",
@@ -182,7 +180,10 @@ def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) ->
     ]
     with bench.progress.stage("covariance", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, bench.wish, lambda job: bar.advance(1))
-        total = made.merged([tree.load(j.output)[0] for j in jobs])
+        _noted(jobs, bench.shop)
+        if target.exists():
+            return
+        total = made.merged(tree.load(j.output)[0] for j in jobs)
         tree.save(target, made.means(total, bench.shop.like.dtype), {"artefact": "influence covariance"})
 
 
@@ -227,20 +228,26 @@ def _moments(bench: Bench, place: Path, count: int) -> dict[str, Any]:
     ]
     with bench.progress.stage("moments", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, bench.wish, lambda job: bar.advance(1))
-        halves, rows = [], []
-        for half in (0, 1):
-            mine = [tree.load(j.output) for j, (h, _) in zip(jobs, pieces) if h == half]
-            halves.append(made.merged([sums for sums, _ in mine]))
-            rows.append(max(1, sum(facts["rows"] for _, facts in mine)))
-            bench.shop.skipped.update(i for _, facts in mine for i in facts["skipped"])
-        total = made.merged(halves) if halves[1] else halves[0]
-        count = sum(rows) if halves[1] else rows[0]
-        mean = {k: (v / count).to(bench.shop.like.dtype) for k, v in total.items()}
-        tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
-        if not halves[1] or not set(bench.shop.cfg.strategy) & {"ekfac", "diagonal"}:
-            return {}
-        kind = "ekfac" if any(k.startswith("ekfac/") for k in mean) else "diagonal"
-        return made.weigh([{k: v / n for k, v in h.items()} for h, n in zip(halves, rows)], kind)
+        by_half = [[j for j, (h, _) in zip(jobs, pieces) if h == half] for half in (0, 1)]
+        halves = [made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half]
+        rows = [max(1, _noted(mine, bench.shop)) for mine in by_half]
+    both = bool(halves[1])
+    kinds = [k for k in ("ekfac", "diagonal") if any(key.startswith(f"{k}/") for key in halves[0])]
+    wanted = both and set(bench.shop.cfg.strategy) & {"ekfac", "diagonal"}
+    evidence = made.weigh(halves, kinds[0], rows) if wanted else {}
+    for key, value in halves[1].items():
+        halves[0][key].add_(value)
+    count = sum(rows) if both else rows[0]
+    mean = {k: (v / count).to(bench.shop.like.dtype) for k, v in halves[0].items()}
+    tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
+    return evidence
+
+
+def _noted(jobs: Sequence[Job], shop: Shop) -> int:
+    """How many rows are in the files of jobs; those that were left out are noted in the shop."""
+    found = [tree.manifest(j.output) for j in jobs]
+    shop.skipped.update(i for facts in found for i in facts["skipped"])
+    return sum(facts["rows"] for facts in found)
 
 
 def moment_shard(arguments: dict[str, Any], part: Path) -> None:
