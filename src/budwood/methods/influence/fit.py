@@ -45,12 +45,14 @@ def fit(session: Session) -> dict[str, Any]:
 
 def told(factors: Factors, shop: Shop) -> dict[str, Any]:
     """What a fit has to say."""
+    rows, pieces = len(set(shop.train.ids)), len(shop.train)
     return {
         "strategies": list(factors.facts["strategies"]),
         "fisher": shop.labels,
         "mode": shop.read.mode,
-        "n": factors.facts["rows"],
-        "train": factors.facts["rows"],
+        "n": rows,
+        "train": rows,
+        **({"pieces": pieces} if pieces != rows else {}),  # long texts are cut, and every piece is a row of a fit
         "fit_rows": factors.facts["fit_rows"],
         "growth": factors.facts.get("growth"),
         "modules": len(factors.maps),

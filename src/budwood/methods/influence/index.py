@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from budwood.capture.gradients import Question
+from budwood.capture.stream import Map
 from budwood.config.influence import IndexConfig
 from budwood.data.batch import Features, seed_of
 from budwood.data.task import Task
@@ -32,7 +32,7 @@ from budwood.errors import StoreError
 from budwood.methods.influence import coordinates as coords
 from budwood.methods.influence.factors import Factors, Setting, differing
 from budwood.methods.influence.fit import Bench, fitted, identity
-from budwood.methods.influence.precondition import measurement
+from budwood.methods.influence.precondition import all_there, measurement
 from budwood.methods.influence.score import given_factors
 from budwood.methods.influence.stored import Stored, assemble
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
@@ -80,6 +80,8 @@ def index(session: Session) -> dict[str, Any]:
     with session.progress.stage("index", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, cfg, lambda job: bar.advance(1))
     share = coords.load(chosen.output)[1]
+    skipped = {i for job in jobs for i in tree.manifest(job.output)["skipped"]}
+    rows = len(set(shop.train.ids))
     with session.progress.stage("save"):
         _assemble(session, factors, list(zip(jobs, pieces)), chosen.output)
     for job in [chosen, *jobs]:
@@ -93,10 +95,10 @@ def index(session: Session) -> dict[str, Any]:
         "share_of_energy": share,
         "damping": list(cfg.damping),
         "measurement": cfg.measurement,
-        "n": len(shop.train),
-        "train": len(shop.train),
+        "n": rows,
+        "train": rows,
         "bytes": session.run.file("index", "rows.npy").stat().st_size,
-        "skipped": sorted(shop.skipped),
+        "skipped": sorted(skipped),
     }
 
 
@@ -165,7 +167,8 @@ def index_shard(arguments: dict[str, Any], part: Path) -> None:
     order = np.argsort(-shop.train.lengths_N, kind="stable")[arguments["shard"] * size :][:size]
     weights = coords.weights_of(factors, Setting("ekfac", arguments["damping"]), shop.maps)
     stored, norms = coords.rows_of(shop, order, factors.bases, kept, weights, arguments["bits"])
-    save_file({"rows": stored, "norms": norms}, part)
+    skipped = [i for i in (shop.train.ids[n] for n in order) if i in shop.skipped]
+    tree.save(part, {"rows": stored, "norms": norms}, {"skipped": skipped})
 
 
 def _assemble(session: Session, factors: Factors, parts: list[tuple[Job, np.ndarray]], chosen: Path) -> None:
@@ -252,7 +255,7 @@ class Index:
 
     @cached_property
     def _length_N(self) -> Tensor:
-        return torch.from_numpy(self.norms).sqrt().clamp_min(1e-30)
+        return torch.from_numpy(self.norms).sqrt()
 
     def ask(self, features: Features, most: int | None = None) -> tuple[np.ndarray, Tensor]:
         """(scores of all training rows [N], the question's coordinates) of one encoded question."""
@@ -264,7 +267,7 @@ class Index:
     def answer(self, u_K: Tensor, most: int | None = None) -> np.ndarray:
         """Scores from a question's coordinates, with `most` of them (None: as many as are quickly multiplied)."""
         score_N = self.stored.product(u_K * self._scale_K, most)
-        return self.by_row((score_N * self._length_N).numpy() / len(score_N))
+        return self.by_row((score_N * self._length_N).numpy()) / len(self.ids)
 
     def by_row(self, score_F: np.ndarray) -> np.ndarray:
         """Scores of features summed to scores of rows."""
@@ -280,26 +283,17 @@ class Index:
         question = measurement(self.shop.read.objective, self.facts["measurement"])
         bases = self.factors.bases
         asked: dict[str, Tensor] = {}
-        coords.gradients(
-            self.shop,
-            features,
-            np.arange(len(features)),
-            question,
-            lambda m, g: asked.__setitem__(m.name, g.sum(0) * self.weights[m.name]),
-            bases,
-        )
+        every = np.arange(len(features))
+        keep = lambda m, g: asked.__setitem__(m.name, g.sum(0) * self.weights[m.name])  # noqa: E731
+        all_there(features, every, coords.gradients(self.shop, features, every, question, keep, bases))
         score = np.zeros(len(wanted))
         place = {int(n): i for i, n in enumerate(wanted)}
         for batch in self.shop.batches(self.shop.train, wanted, most=coords.ROWS):
-            at = [place[int(n)] for n in batch]
             part = torch.zeros(len(batch), dtype=torch.float64)
-            coords.gradients(
-                self.shop,
-                self.shop.train,
-                batch,
-                Question(),
-                lambda m, g, part=part: part.add_(torch.einsum("boi,oi->b", g, asked[m.name]).double()),  # type: ignore[misc]
-                bases,
-            )
-            score[at] = part.numpy()
-        return score / len(self.shop.train)
+
+            def add(m: Map, g: Tensor, part: Tensor = part) -> None:
+                part[: len(g)] += torch.einsum("boi,oi->b", g, asked[m.name]).double()
+
+            took = coords.gradients(self.shop, self.shop.train, batch, Question(), add, bases)
+            score[[place[int(n)] for n in took]] = part[: len(took)].numpy()
+        return score / len(self.ids)

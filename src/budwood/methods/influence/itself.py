@@ -41,7 +41,7 @@ def itself(session: Session) -> dict[str, Any]:
     order = np.argsort(-shop.train.lengths_N, kind="stable")
     pieces = [order[i : i + cfg.shard_rows] for i in range(0, len(order), cfg.shard_rows)]
     jobs = [
-        Job(f"{HERE}:self_shard", {**given, "shard": i}, session.run.file("parts", f"self-{i:05d}.npy"))
+        Job(f"{HERE}:self_shard", {**given, "shard": i}, session.run.file("parts", f"self-{i:05d}.npz"))
         for i in range(len(pieces))
     ]
     with session.progress.stage("self", len(jobs), sum(j.done for j in jobs)) as bar:
@@ -49,7 +49,9 @@ def itself(session: Session) -> dict[str, Any]:
     settings = settings_of(cfg.strategy, cfg.damping)
     value_SN = np.zeros((len(settings), len(shop.train)), np.float32)
     for job, piece in zip(jobs, pieces):
-        value_SN[:, piece] = np.load(job.output, allow_pickle=False)
+        with np.load(job.output, allow_pickle=False) as found:
+            value_SN[:, piece] = found["values"]
+            shop.skipped.update(shop.train.ids[piece[i]] for i in found["skipped"])
     with session.progress.stage("save"):
         told = _written(session, shop, [s.text for s in settings], value_SN)
     shutil.rmtree(session.run.file("parts"))
@@ -94,8 +96,10 @@ def self_shard(arguments: dict[str, Any], part: Path) -> None:
     order = np.argsort(-shop.train.lengths_N, kind="stable")[number * size : (number + 1) * size]
     settings = settings_of(shop.cfg.strategy, arguments["damping"])
     ready = precondition(Factors.open(Path(arguments["factors"])), settings, Work(1, 1, 1.0), "turn")
+    values = self_influence(shop, ready, order, arguments["measurement"]).astype(np.float32)
+    skipped = np.array([i for i, n in enumerate(order) if shop.train.ids[n] in shop.skipped], np.int64)
     with part.open("wb") as f:
-        np.save(f, self_influence(shop, ready, order, arguments["measurement"]).astype(np.float32))
+        np.savez(f, values=values, skipped=skipped)
 
 
 def self_influence(shop: Shop, ready: Preconditioner, order: np.ndarray, measured: str = "loss") -> np.ndarray:
