@@ -23,13 +23,11 @@ from torch import Tensor
 
 from budwood.capture.stream import Map
 from budwood.errors import ConfigError, StoreError, nearest
-from budwood.linalg.kron import eigenbasis, inverse, reliability
+from budwood.linalg.kron import eigenbasis, inverse
 from budwood.methods.influence.moments import Basis
 from budwood.store.files import digest, read_json, stamps
 
-SHARES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # of the mean; less was seen to leave ranks to chance
-RELIABLE = 0.95  # agreement of scores by two halves of the rows that --damping auto asks for
-SAMPLE = 1 << 16  # numbers per map that the evidence is taken on
+USUAL = 0.1  # of the mean: what --damping auto means where nothing is known
 
 
 @dataclass(frozen=True)
@@ -134,11 +132,21 @@ class Factors:
             return self.tensor(f"diagonal/{name}")
         return self.basis(name).kron if strategy == "kfac" else self.tensor(f"{strategy}/{name}")
 
+    def share(self, strategy: str) -> tuple[float, str | None]:
+        """The share of a map's mean that `auto` means for a strategy, and the strategy whose evidence chose it: its
+        own, else another's, else None.
+        """
+        evidence = self.facts["evidence"]
+        for source in (strategy, "ekfac", "diagonal", "kfac"):
+            if source in evidence:
+                return float(evidence[source]["best"]), source
+        return USUAL, None
+
     def damping(self, setting: Setting, name: str) -> float:
         """The number behind a label for one map: absolute, a share of the map's mean, or what the evidence chose."""
         label = setting.damping
         if label == "auto":
-            label = f"{self.facts['evidence'].get('best', 0.1):g}mean"
+            label = f"{self.share(setting.strategy)[0]:g}mean"
         if not label.endswith("mean"):
             return float(label)
         curvature = self.curvature(setting.strategy, name)
@@ -184,28 +192,6 @@ def decompose(covariance: Mapping[str, Tensor]) -> dict[str, Tensor]:
         out[f"q{side}/{name}"] = vectors.to(matrix.dtype).contiguous()
         out[f"l{side}/{name}"] = values.to(matrix.dtype)
     return out
-
-
-def weigh(
-    halves: Sequence[Mapping[str, Tensor]], strategy: str = "ekfac", rows: Sequence[int] = (1, 1)
-) -> dict[str, Any]:
-    """The least share of each module's mean that makes scores by one half of the rows agree with those by the other.
-
-    `halves` are sums over so many `rows`. "best": that share; "sweep": the agreement (expected correlation) at every
-    share.
-    """
-    names = [k for k in halves[0] if k.startswith(f"{strategy}/")]
-    sums = {share: [0.0, 0.0, 0.0] for share in SHARES}
-    for key in names:
-        first, second = (h[key].flatten() / n for h, n in zip(halves, rows))
-        mean = float((first.double().mean() + second.double().mean()) / 2)
-        step = max(1, len(first) // SAMPLE)
-        for share in SHARES:
-            found = reliability(first[::step], second[::step], share * mean)
-            sums[share] = [a + step * b for a, b in zip(sums[share], found)]
-    sweep = [{"share": s, "agreement": round(c / (a * b) ** 0.5, 6) if a * b else 0.0} for s, (c, a, b) in sums.items()]
-    best = next((x["share"] for x in sweep if x["agreement"] >= RELIABLE), SHARES[-1])
-    return {"best": best, "of": "mean", "sweep": sweep}
 
 
 def merged(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:

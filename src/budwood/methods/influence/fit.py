@@ -20,6 +20,8 @@ from budwood.data.batch import seed_of
 from budwood.engine.jobs import Job
 from budwood.engine.run import Wish, run_all
 from budwood.methods.influence import factors as made
+from budwood.methods.influence.evidence import of_covariances, of_moments
+from budwood.methods.influence.evidence import told as words
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.moments import covariances, second_moments
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
@@ -40,7 +42,22 @@ def fit(session: Session) -> dict[str, Any]:
     with session.progress.stage("load"):
         shop = open_shop(settings, session.task)
     factors = fitted(Bench(shop, settings, session.run.path / "factors", cfg, session.progress))
-    return told(factors, shop)
+    return {**told(factors, shop), **say_damping(session.progress, factors, cfg.strategy, ("auto",))}
+
+
+def say_damping(
+    progress: Progress, factors: Factors, strategies: Sequence[str], dampings: Sequence[str]
+) -> dict[str, Any]:
+    """Say on the screen, where `auto` is among the dampings, what it comes to; the same for the metrics."""
+    curved = [s for s in strategies if s in ("ekfac", "kfac", "diagonal")]
+    if "auto" not in dampings or not curved:
+        return {}
+    for strategy, text in words(factors, curved).items():
+        progress.say(f"--damping auto, {strategy}: {text}.")
+    return {
+        "damping_auto": ", ".join(f"{s} {factors.share(s)[0]:g} x mean" for s in curved),
+        "damping_why": words(factors, curved),
+    }
 
 
 def told(factors: Factors, shop: Shop) -> dict[str, Any]:
@@ -97,12 +114,15 @@ def fitted_on(bench: Bench, count: int, growth: Sequence[dict[str, Any]], place:
         return Factors.open(place)
     shop, strategies = bench.shop, set(bench.shop.cfg.strategy)
     ranges = _ranges(count, growth)
-    if strategies & {"kfac", "ekfac"}:
-        _covariance(bench, place, ranges)
-        _eigen(bench, place)
     evidence: dict[str, Any] = {}
+    if strategies & {"kfac", "ekfac"}:
+        by_half = _covariance(bench, place, ranges)
+        _eigen(bench, place)
+        if "kfac" in strategies:
+            halves = (made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half)
+            evidence |= of_covariances(halves, _bases(place, shop), shop.maps)
     if strategies & {"ekfac", "diagonal"} or ("kfac" in strategies and any(m.diagonal for m in shop.maps)):
-        evidence = _moments(bench, place, count)
+        evidence |= _moments(bench, place, count)
     facts = {
         "rows": len(shop.train),
         "fit_rows": count,
@@ -169,24 +189,29 @@ def shards(shop: Shop, first: int, last: int) -> list[tuple[int, np.ndarray]]:
     return found
 
 
-def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) -> None:
+def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) -> list[list[Job]]:
+    """The covariances at `place`; returns the jobs of either half of the rows."""
     target = place / "covariance.safetensors"
-    jobs = [
-        Job(
-            f"{HERE}:covariance_shard",
-            {**bench.settings, "first": a, "last": b, "shard": i},
-            bench.path / "parts" / f"covariance-{a}-{b}-{i:05d}.safetensors",
+    halves = [
+        (
+            half,
+            Job(
+                f"{HERE}:covariance_shard",
+                {**bench.settings, "first": a, "last": b, "shard": i},
+                bench.path / "parts" / f"covariance-{a}-{b}-{i:05d}.safetensors",
+            ),
         )
         for a, b in ranges
-        for i in range(len(shards(bench.shop, a, b)))
+        for i, (half, _) in enumerate(shards(bench.shop, a, b))
     ]
+    jobs = [job for _, job in halves]
     with bench.progress.stage("covariance", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, bench.wish, lambda job: bar.advance(1))
         _noted(jobs, bench.shop)
-        if target.exists():
-            return
-        total = made.merged(tree.load(j.output)[0] for j in jobs)
-        tree.save(target, made.means(total, bench.shop.like.dtype), {"artefact": "influence covariance"})
+        if not target.exists():
+            total = made.merged(tree.load(j.output)[0] for j in jobs)
+            tree.save(target, made.means(total, bench.shop.like.dtype), {"artefact": "influence covariance"})
+    return [[job for h, job in halves if h == half] for half in (0, 1)]
 
 
 def covariance_shard(arguments: dict[str, Any], part: Path) -> None:
@@ -233,13 +258,10 @@ def _moments(bench: Bench, place: Path, count: int) -> dict[str, Any]:
         by_half = [[j for j, (h, _) in zip(jobs, pieces) if h == half] for half in (0, 1)]
         halves = [made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half]
         rows = [max(1, _noted(mine, bench.shop)) for mine in by_half]
-    both = bool(halves[1])
-    kinds = [k for k in ("ekfac", "diagonal") if any(key.startswith(f"{k}/") for key in halves[0])]
-    wanted = both and set(bench.shop.cfg.strategy) & {"ekfac", "diagonal"}
-    evidence = made.weigh(halves, kinds[0], rows) if wanted else {}
+    evidence = of_moments(halves, rows, bench.shop.cfg.strategy)
     for key, value in halves[1].items():
         halves[0][key].add_(value)
-    count = sum(rows) if both else rows[0]
+    count = sum(rows) if halves[1] else rows[0]
     mean = {k: (v / count).to(bench.shop.like.dtype) for k, v in halves[0].items()}
     tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
     return evidence

@@ -31,7 +31,7 @@ from budwood.engine.run import run_all
 from budwood.errors import StoreError
 from budwood.methods.influence import coordinates as coords
 from budwood.methods.influence.factors import Factors, Setting, differing
-from budwood.methods.influence.fit import Bench, fitted, identity
+from budwood.methods.influence.fit import Bench, fitted, identity, say_damping
 from budwood.methods.influence.precondition import all_there, measurement
 from budwood.methods.influence.score import given_factors
 from budwood.methods.influence.stored import Stored, assemble
@@ -94,6 +94,7 @@ def index(session: Session) -> dict[str, Any]:
         "share_of_bytes": count * cfg.bits / (16 * parameters),
         "share_of_energy": share,
         "damping": list(cfg.damping),
+        **say_damping(session.progress, factors, ("ekfac",), cfg.damping),
         "measurement": cfg.measurement,
         "n": rows,
         "train": rows,

@@ -18,7 +18,7 @@ from budwood.engine.jobs import Job
 from budwood.engine.run import run_all
 from budwood.linalg.kron import outer_
 from budwood.methods.influence.factors import Factors, settings_of
-from budwood.methods.influence.fit import Bench, fitted
+from budwood.methods.influence.fit import Bench, fitted, say_damping
 from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Work, measurement, precondition
 from budwood.methods.influence.score import given_factors
@@ -54,6 +54,7 @@ def itself(session: Session) -> dict[str, Any]:
             shop.skipped.update(shop.train.ids[piece[i]] for i in found["skipped"])
     with session.progress.stage("save"):
         told = _written(session, shop, [s.text for s in settings], value_SN)
+    told |= say_damping(session.progress, factors, cfg.strategy, cfg.damping)
     shutil.rmtree(session.run.file("parts"))
     return told
 

@@ -50,11 +50,12 @@ def answer(run: Path, cfg: QueryConfig, model: str, task: Task, settings: IndexC
     if cfg.exact:
         score_N = _refined(index, features, score_N, cfg.exact)
     rows = {r.id: r for r in task.rows(settings.train_split)}
+    label = index.facts["damping"]
     show = lambda n, s: {"number": n, "id": index.ids[n], "score": s, **_told(rows[index.ids[n]], task)}  # noqa: E731
     return {
         "run": str(run),
         "strategy": "ekfac",
-        "damping": index.facts["damping"],
+        "damping": label if label != "auto" else f"auto ({index.factors.share('ekfac')[0]:g}mean)",
         "measurement": index.facts["measurement"],
         "sign": "positive = the training row helps the query",
         "scale": f"divided by the {len(index.ids):,} training rows",
