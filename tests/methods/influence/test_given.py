@@ -172,3 +172,22 @@ def test_what_changes_how_rows_are_read_changes_whose_factors_they_are(
     expected = ["chunk", "max_length"] if (mode, key) == ("mlm", "max_length") else [key]
     assert sorted(line.split(":")[0].strip() for line in lines) == expected
     assert not differing(json.loads(json.dumps(one)), one)
+
+
+@pytest.mark.parametrize("verb", ["fit", "self", "index"])
+def test_shards_of_one_process_share_what_they_read(
+    verb: str,
+    tuned: Any,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, task = tuned
+    given = {} if verb == "fit" else {"factors": refit(model, task, tmp_path / "f")}
+    real, reads = Factors.tensor, []
+    monkeypatch.setattr(Factors, "tensor", lambda self, key: reads.append(key) or real(self, key))
+    counts = []
+    for size in (24, 6):
+        reads.clear()
+        run(f"influence {verb}", model, task, {**given, "threads": 1, "shard_rows": size, "out": tmp_path / f"{size}"})
+        counts.append(len(reads))
+    assert counts[0] == counts[1] > 0

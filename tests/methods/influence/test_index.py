@@ -188,3 +188,23 @@ def test_rows_cut_into_pieces_are_divided_as_scores_are(tmp_path: Path) -> None:
         np.testing.assert_allclose(index.ask(asked_row)[0], full[n], atol=2e-3 * np.abs(full).max())
         again = index.by_row(index.exact(asked_row, np.arange(len(shop.train))))
         np.testing.assert_allclose(again, full[n], atol=2e-5 * np.abs(full).max())
+
+
+def test_coordinates_that_a_question_leaves_out_are_told(
+    tuned: Path,
+    budwood: Callable[..., Any],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from budwood.methods.influence import stored
+
+    words = ["influence", "query", tuned, "--coordinates", "10%", "--calibration", 6, "--out", tmp_path / "i", *COMMON]
+    code, out, err = budwood(*words, "--text", "w9 w7 w12", "--json")
+    assert code == 0 and json.loads(out)["note"] == "", err
+    kept = json.loads((tmp_path / "i" / "metrics.json").read_text())
+    assert kept["answered_with"] == kept["coordinates"] > 500
+    monkeypatch.setattr(stored, "NUMBERS", 1)
+    monkeypatch.setattr(stored, "MOST", 500)
+    code, out, err = budwood(*words, "--text", "w9 w7 w12", "--exact", 2)
+    said = f"answered with the 500 of {kept['coordinates']:,} coordinates that weigh most for this text; the 2 best"
+    assert code == 0 and said in " ".join(out.split()), out

@@ -7,14 +7,16 @@ and resumes leave the same bytes.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.torch import save_file
 
+from budwood.capture.stream import Map
 from budwood.config.influence import FitConfig
 from budwood.data.batch import seed_of
 from budwood.engine.jobs import Job
@@ -23,7 +25,7 @@ from budwood.methods.influence import factors as made
 from budwood.methods.influence.evidence import of_covariances, of_moments
 from budwood.methods.influence.evidence import told as words
 from budwood.methods.influence.factors import Factors
-from budwood.methods.influence.moments import covariances, second_moments
+from budwood.methods.influence.moments import Basis, covariances, second_moments
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
 from budwood.models.reading import Reading
@@ -120,7 +122,7 @@ def fitted_on(bench: Bench, count: int, growth: Sequence[dict[str, Any]], place:
         _eigen(bench, place)
         if "kfac" in strategies:
             halves = (made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half)
-            evidence |= of_covariances(halves, _bases(place, shop), shop.maps)
+            evidence |= of_covariances(halves, Factors(place, shop.maps, {}).bases, shop.maps)
     if strategies & {"ekfac", "diagonal"} or ("kfac" in strategies and any(m.diagonal for m in shop.maps)):
         evidence |= _moments(bench, place, count)
     facts = {
@@ -255,6 +257,7 @@ def _moments(bench: Bench, place: Path, count: int) -> dict[str, Any]:
     ]
     with bench.progress.stage("moments", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, bench.wish, lambda job: bar.advance(1))
+        _bases.cache_clear()
         by_half = [[j for j, (h, _) in zip(jobs, pieces) if h == half] for half in (0, 1)]
         halves = [made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half]
         rows = [max(1, _noted(mine, bench.shop)) for mine in by_half]
@@ -279,12 +282,14 @@ def moment_shard(arguments: dict[str, Any], part: Path) -> None:
     shop = open_shop(arguments)
     _, order = shards(shop, 0, arguments["last"])[arguments["shard"]]
     strategies = set(shop.cfg.strategy)
-    bases = _bases(Path(arguments["factors"]), shop) if "ekfac" in strategies else None
+    place = Path(arguments["factors"])
+    bases = _bases(place, shop.maps, Factors(place, shop.maps, {}).stamp) if "ekfac" in strategies else None
     _save(part, second_moments(shop, order, bases, "diagonal" in strategies), shop, order)
 
 
-def _bases(place: Path, shop: Shop) -> Any:
-    return Factors(place, shop.maps, {}).bases
+@lru_cache(maxsize=1)  # one shard after another needs the same; the stamp says whether it is
+def _bases(place: Path, maps: tuple[Map, ...], stamp: str) -> Mapping[str, Basis]:
+    return Factors(place, maps, {}).bases
 
 
 def _save(part: Path, tensors: dict[str, Any], shop: Shop, order: np.ndarray) -> None:

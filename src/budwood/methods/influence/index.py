@@ -11,8 +11,9 @@ RUN/index/
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,15 @@ from budwood.errors import StoreError
 from budwood.methods.influence import coordinates as coords
 from budwood.methods.influence.factors import Factors, Setting, differing
 from budwood.methods.influence.fit import Bench, fitted, identity, say_damping
+from budwood.methods.influence.moments import Basis
 from budwood.methods.influence.precondition import all_there, measurement
 from budwood.methods.influence.score import given_factors
-from budwood.methods.influence.stored import Stored, assemble
+from budwood.methods.influence.stored import Stored, assemble, most_of
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
 from budwood.models.reference import ModelRef
 from budwood.params import tree
-from budwood.store.files import read_json, write_json, writing_directory
+from budwood.store.files import digest, read_json, stamps, write_json, writing_directory
 
 HERE = "budwood.methods.influence.index"
 SAMPLE = 512  # training rows whose coordinates' spread is measured
@@ -79,6 +81,7 @@ def index(session: Session) -> dict[str, Any]:
     ]
     with session.progress.stage("index", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, cfg, lambda job: bar.advance(1))
+    _table.cache_clear()
     share = coords.load(chosen.output)[1]
     skipped = {i for job in jobs for i in tree.manifest(job.output)["skipped"]}
     rows = len(set(shop.train.ids))
@@ -88,6 +91,7 @@ def index(session: Session) -> dict[str, Any]:
         job.output.unlink()
     return {
         "coordinates": count,
+        "answered_with": most_of(count, len(shop.train)),
         "bits": cfg.bits,
         "parameters": parameters,
         "share_of_coordinates": count / parameters,
@@ -159,15 +163,33 @@ def choose_coordinates(arguments: dict[str, Any], part: Path) -> None:
     coords.save(part, kept, share)
 
 
+@dataclass(frozen=True)
+class _Table:
+    """What turns gradients into stored coordinates."""
+
+    bases: Mapping[str, Basis]
+    kept: coords.Coordinates
+    weights: Mapping[str, Tensor]
+
+
+def _stamp(arguments: dict[str, Any]) -> str:
+    return digest([Factors.open(Path(arguments["factors"])).stamp, stamps([Path(arguments["chosen"])])])
+
+
+@lru_cache(maxsize=1)  # one shard after another needs the same; the stamp says whether it is
+def _table(place: str, damping: str, chosen: str, maps: tuple[Map, ...], stamp: str) -> _Table:
+    factors = Factors.open(Path(place))
+    weights = coords.weights_of(factors, Setting("ekfac", damping), maps)
+    return _Table(factors.bases, coords.load(Path(chosen))[0], weights)
+
+
 def index_shard(arguments: dict[str, Any], part: Path) -> None:
     """Job: kept coordinates and norms of one shard of training rows."""
     shop = open_shop(arguments)
-    factors = Factors.open(Path(arguments["factors"]))
-    kept, _ = coords.load(Path(arguments["chosen"]))
+    table = _table(arguments["factors"], arguments["damping"], arguments["chosen"], shop.maps, _stamp(arguments))
     size = shop.cfg.shard_rows
     order = np.argsort(-shop.train.lengths_N, kind="stable")[arguments["shard"] * size :][:size]
-    weights = coords.weights_of(factors, Setting("ekfac", arguments["damping"]), shop.maps)
-    stored, norms = coords.rows_of(shop, order, factors.bases, kept, weights, arguments["bits"])
+    stored, norms = coords.rows_of(shop, order, table.bases, table.kept, table.weights, arguments["bits"])
     skipped = [i for i in (shop.train.ids[n] for n in order) if i in shop.skipped]
     tree.save(part, {"rows": stored, "norms": norms}, {"skipped": skipped})
 

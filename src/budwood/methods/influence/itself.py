@@ -6,6 +6,7 @@ Shapes: S settings, B rows of a batch, N rows, T positions, O out, I in (with th
 from __future__ import annotations
 
 import shutil
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from budwood.config.influence import SelfConfig
 from budwood.engine.jobs import Job
 from budwood.engine.run import run_all
 from budwood.linalg.kron import outer_
-from budwood.methods.influence.factors import Factors, settings_of
+from budwood.methods.influence.factors import Factors, Setting, settings_of
 from budwood.methods.influence.fit import Bench, fitted, say_damping
 from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Work, measurement, precondition
@@ -46,6 +47,7 @@ def itself(session: Session) -> dict[str, Any]:
     ]
     with session.progress.stage("self", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, cfg, lambda job: bar.advance(1))
+    _ready.cache_clear()
     settings = settings_of(cfg.strategy, cfg.damping)
     value_SN = np.zeros((len(settings), len(shop.train)), np.float32)
     for job, piece in zip(jobs, pieces):
@@ -89,6 +91,11 @@ def _written(session: Session, shop: Shop, names: list[str], value_SN: np.ndarra
     }
 
 
+@lru_cache(maxsize=1)  # one shard after another needs the same; the stamp says whether it is
+def _ready(place: str, settings: tuple[Setting, ...], stamp: str) -> Preconditioner:
+    return precondition(Factors.open(Path(place)), settings, Work(1, 1, 1.0), "turn")
+
+
 def self_shard(arguments: dict[str, Any], part: Path) -> None:
     """Job: self-influence of one shard of rows, one line per setting."""
     shop = open_shop(arguments)
@@ -96,7 +103,8 @@ def self_shard(arguments: dict[str, Any], part: Path) -> None:
     number = arguments["shard"]
     order = np.argsort(-shop.train.lengths_N, kind="stable")[number * size : (number + 1) * size]
     settings = settings_of(shop.cfg.strategy, arguments["damping"])
-    ready = precondition(Factors.open(Path(arguments["factors"])), settings, Work(1, 1, 1.0), "turn")
+    place = arguments["factors"]
+    ready = _ready(place, settings, Factors.open(Path(place)).stamp)
     values = self_influence(shop, ready, order, arguments["measurement"]).astype(np.float32)
     skipped = np.array([i for i, n in enumerate(order) if shop.train.ids[n] in shop.skipped], np.int64)
     with part.open("wb") as f:
