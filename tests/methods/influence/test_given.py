@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from budwood.config.influence import FitConfig, ScoreConfig
+from budwood.config.influence import FitConfig, IndexConfig, ScoreConfig
 from budwood.data.task import Task
 from budwood.errors import ConfigError, StoreError
 from budwood.methods.influence import score as method
 from budwood.methods.influence.factors import Factors, differing
 from budwood.methods.influence.fit import identity
+from budwood.methods.influence.index import Index
 from budwood.methods.influence.masked import graft_scores
 from budwood.methods.influence.scores import Scores
 from budwood.methods.influence.workshop import open_shop, settings_for
@@ -191,3 +192,15 @@ def test_shards_of_one_process_share_what_they_read(
         run(f"influence {verb}", model, task, {**given, "threads": 1, "shard_rows": size, "out": tmp_path / f"{size}"})
         counts.append(len(reads))
     assert counts[0] == counts[1] > 0
+
+
+def test_an_index_of_refitted_factors_is_refused(tuned: Any, tmp_path: Path) -> None:  # noqa: F811
+    model, task = tuned
+    place = refit(model, task, tmp_path / "f")
+    made = run("influence index", model, task, {"threads": 1, "factors": place, "out": tmp_path / "i"})
+    given = json.loads((made.run / "run.json").read_text())["given"]
+    shop = open_shop(settings_for(IndexConfig(**given), str(model.run)), task)
+    assert Index.open(made.run, shop).factors.facts
+    _doubled(place / "factors" / "moments.safetensors")
+    with pytest.raises(StoreError, match="have changed since the index"):
+        Index.open(made.run, shop).ask(shop.read.encode(task.rows("validation")[:1]))

@@ -38,7 +38,7 @@ from budwood.methods.influence.precondition import all_there, measurement
 from budwood.methods.influence.score import given_factors
 from budwood.methods.influence.stored import Stored, assemble, most_of
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
-from budwood.methods.session import Session
+from budwood.methods.session import Session, content
 from budwood.models.reference import ModelRef
 from budwood.params import tree
 from budwood.store.files import digest, read_json, stamps, write_json, writing_directory
@@ -211,7 +211,8 @@ def _assemble(session: Session, factors: Factors, parts: list[tuple[Job, np.ndar
         facts = {"damping": session.cfg.damping[0], "measurement": session.cfg.measurement, "bits": bits}
         facts |= identity(shop)
         inside = factors.path.resolve().is_relative_to(session.run.path.resolve())
-        write_json(part / "index.json", {**facts, "factors": "factors" if inside else str(factors.path.resolve())})
+        outside = {"factors": str(factors.path.resolve()), "content": content(factors.path)} if not inside else {}
+        write_json(part / "index.json", {**facts, "factors": "factors", **outside})
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,13 @@ class Index:
     def factors(self) -> Factors:
         """The factors behind it."""
         own = Path(self.facts["factors"])
-        return Factors.open(own if own.is_absolute() else self.path.parent / own)
+        found = Factors.open(own if own.is_absolute() else self.path.parent / own)
+        if "content" in self.facts and self.facts["content"] != content(found.path):
+            raise StoreError(
+                f"The factors in {found.path} have changed since the index in {self.path} was made of them, so its "
+                "numbers mean something else now. Make the index again: `budwood influence index`."
+            )
+        return found
 
     @cached_property
     def kept(self) -> dict[str, coords.Kept]:
