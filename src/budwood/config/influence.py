@@ -48,7 +48,9 @@ class FactorConfig(Config):
         512, ge=1, description="Rows per file of partial results: what is lost when a run is killed."
     )
     max_memory: Annotated[str | None, Parameter(group=INFLUENCE)] = Field(
-        None, description="Most memory to use, e.g. 2GB; default: half of what is free."
+        None,
+        description="Most memory of a process, e.g. 2GB: batches and tiles are made to fit; too little is refused with "
+        "what is needed. Default: usual batches, and half of what is free for queries.",
     )
     profile: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(False, description="Print and store a phase table.")
 

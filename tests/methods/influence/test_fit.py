@@ -12,11 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from budwood.errors import ConfigError
 from budwood.methods.influence import factors as made
 from budwood.methods.influence import fit as method
+from budwood.methods.influence import index, itself, memory, moments
 from budwood.methods.influence.evidence import SHARES, of_covariances, told, weigh
 from budwood.methods.influence.factors import Factors
+from budwood.methods.influence.memory import Need
 from budwood.methods.influence.moments import covariances
+from budwood.methods.influence.workshop import Shop
 from budwood.params import tree
 from budwood.studies.api import run
 from tests.methods.influence.test_runs import tuned  # noqa: F401
@@ -96,11 +100,11 @@ def test_kfac_evidence_is_that_of_covariances_of_either_half(tmp_path: Path) -> 
     _, shop = toy("bert", rows=8)
     factors = fit(shop, tmp_path)
     halves = [made.merged([covariances(shop, np.arange(i, 8, 2))]) for i in (0, 1)]
-    found = of_covariances(halves, factors.bases, shop.maps)["kfac"]
+    found = of_covariances([dict(h) for h in halves], factors.bases, shop.maps)["kfac"]
+    mean = [made.means(dict(h), torch.float64) for h in halves]
     pairs = []
     for m in shop.maps:
         b = factors.basis(m.name)
-        mean = [made.means(h, torch.float64) for h in halves]
         sides = [(b.q_OO.T @ x[f"G/{m.name}"] @ b.q_OO, b.q_II.T @ x[f"A/{m.source}"] @ b.q_II) for x in mean]
         one, other = (torch.kron(g.diag(), a.diag()) for g, a in sides)
         pairs.append((one, other))
@@ -113,3 +117,45 @@ def test_where_nothing_is_known_the_usual_share_is_told(tmp_path: Path) -> None:
     factors = fit(shop, tmp_path)
     assert factors.share("ekfac") == (0.1, None)
     assert told(factors, ["kfac"])["kfac"].startswith("0.1 x the mean curvature of each module, the usual share: ")
+
+
+@pytest.mark.parametrize("verb", ["fit", "self", "index"])
+def test_memory_is_kept_to_or_refused(
+    verb: str,
+    tuned: Any,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, task = tuned
+    settings = {"threads": 1, **({"calibration": 4} if verb == "index" else {})}
+    with pytest.raises(ConfigError, match=r"--max-memory 1KB is too little .* at least \d+ MB"):
+        run(f"influence {verb}", model, task, {**settings, "max_memory": "1KB", "out": tmp_path / "none"})
+    assert not list((tmp_path / "none").rglob("*.safetensors"))
+    needs: list[Need] = []
+    for name in ("of_fit", "of_self", "of_index"):
+        real = getattr(memory, name)
+        for part in (memory, moments, method, itself, index):
+            if hasattr(part, name):
+                monkeypatch.setattr(part, name, lambda *a, real=real: needs.append(real(*a)) or needs[-1])
+    usual = run(f"influence {verb}", model, task, {**settings, "out": tmp_path / "usual"})
+    longest = 8  # six words and two marks
+    least = max(n.held + n.row + n.token * longest for n in needs)
+    spread: list[int] = []
+    batches = Shop.batches
+    monkeypatch.setattr(
+        Shop,
+        "batches",
+        lambda self, f, order, **more: [
+            spread.append(int(f.lengths_N[b].max()) * len(b)) or b for b in batches(self, f, order, **more)
+        ],
+    )
+    tight = run(
+        f"influence {verb}",
+        model,
+        task,
+        {**settings, "max_memory": f"{least / 1e6 + 0.01:.4f}MB", "out": tmp_path / "tight"},
+    )
+    assert max(spread) < 100  # of 24 rows of up to 8 tokens
+    ours, want = (tree.load(r.run / "factors" / "covariance.safetensors")[0] for r in (tight, usual))
+    for key in want:
+        torch.testing.assert_close(ours[key], want[key], rtol=1e-3, atol=1e-6)

@@ -89,6 +89,7 @@ def spread(
     bases: Mapping[str, Basis],
     weights: Mapping[str, Tensor],
     centred: bool,
+    most: int = ROWS,
 ) -> Spread:
     """Second moments over the rows at `order`, around their mean where `centred`: what all training rows share changes
     no ranking.
@@ -99,7 +100,7 @@ def spread(
     zeros = lambda: {m.name: torch.zeros(m.out, m.columns) for m in shop.maps}  # noqa: E731
     mean, square = zeros(), zeros()
     count = 0
-    for index in shop.batches(features, order, most=ROWS):
+    for index in shop.batches(features, order, most=most):
         norm_B = torch.zeros(len(index))
 
         def measure(m: Map, grad_BOI: Tensor, norm_B: Tensor = norm_B) -> None:
@@ -193,6 +194,7 @@ def rows_of(
     kept: Coordinates,
     weights: Mapping[str, Tensor],
     bits: int,
+    most: int = ROWS,
 ) -> tuple[Tensor, Tensor]:
     """(stored_KB in units of spread and of the row's length, norm_B): kept coordinates of rows in so many bits, and
     the squared lengths, which are exact self-influence. A row that is left out has the length 0.
@@ -202,7 +204,7 @@ def rows_of(
     norm_B = torch.zeros(len(order), dtype=torch.float64)
     place = {int(n): i for i, n in enumerate(order)}
     firsts = dict(zip(kept, np.cumsum([0, *(len(k.flat_K) for k in kept.values())]).tolist()))
-    for index in shop.batches(shop.train, order, most=ROWS):
+    for index in shop.batches(shop.train, order, most=most):
         values, square = torch.zeros(len(index), len(spread_K)), torch.zeros(len(index), dtype=torch.float64)
 
         def take(m: Map, grad_BOI: Tensor, values: Tensor = values, square: Tensor = square) -> None:

@@ -52,11 +52,15 @@ def of_moments(halves: Sequence[Mapping[str, Tensor]], rows: Sequence[int], aske
 
 
 def of_covariances(
-    halves: Iterable[Mapping[str, Tensor]], bases: Mapping[str, Basis], maps: Sequence[Map]
+    halves: Iterable[dict[str, Tensor]], bases: Mapping[str, Basis], maps: Sequence[Map]
 ) -> dict[str, Any]:
-    """Evidence for kfac from covariance sums of either half, in the eigenbasis of both; halves are read in turn."""
+    """Evidence for kfac from covariance sums of either half, in the eigenbasis of both; halves are taken in turn."""
     turned = [m for m in maps if not m.diagonal]
-    sides = [_spectra(means(half, torch.float64), bases, turned) for half in halves if half]
+    sides = []
+    for half in halves:
+        if half:
+            sides.append(_spectra(means(half, torch.float64), bases, turned))
+        del half  # before the next one is added up
     if len(sides) < 2 or not turned:
         return {}
 

@@ -204,8 +204,7 @@ def merged(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return out
 
 
-def means(total: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Covariances divided by their numbers of positions."""
-    return {
-        k: (v / total[f"n{k}"].clamp_min(1)).to(dtype) for k, v in total.items() if not k.startswith(("nA/", "nG/"))
-    }
+def means(total: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Covariances divided by their numbers of positions; `total` is emptied on the way, so that not both are held."""
+    keys = [k for k in total if not k.startswith(("nA/", "nG/"))]
+    return {k: (total.pop(k) / total[f"n{k}"].clamp_min(1)).to(dtype) for k in keys}

@@ -25,6 +25,7 @@ from budwood.methods.influence import factors as made
 from budwood.methods.influence.evidence import of_covariances, of_moments
 from budwood.methods.influence.evidence import told as words
 from budwood.methods.influence.factors import Factors
+from budwood.methods.influence.memory import of_fit, tokens_within
 from budwood.methods.influence.moments import Basis, covariances, second_moments
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
@@ -97,6 +98,7 @@ def fitted(bench: Bench) -> Factors:
     """The factors of a bench, made where they are missing; `--fit-rows auto` grows the sample until ranks settle."""
     if (bench.path / "factors.json").exists():
         return Factors.open(bench.path)
+    tokens_within(bench.shop, of_fit(bench.shop))  # too little memory is said before anything is done
     rows = len(bench.shop.train)
     wish = bench.shop.cfg.fit_rows
     if wish == "auto":
@@ -262,9 +264,9 @@ def _moments(bench: Bench, place: Path, count: int) -> dict[str, Any]:
         halves = [made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half]
         rows = [max(1, _noted(mine, bench.shop)) for mine in by_half]
     evidence = of_moments(halves, rows, bench.shop.cfg.strategy)
-    for key, value in halves[1].items():
-        halves[0][key].add_(value)
     count = sum(rows) if halves[1] else rows[0]
+    for key in list(halves[1]):
+        halves[0][key].add_(halves[1].pop(key))
     mean = {k: (v / count).to(bench.shop.like.dtype) for k, v in halves[0].items()}
     tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
     return evidence

@@ -33,6 +33,7 @@ from budwood.errors import StoreError
 from budwood.methods.influence import coordinates as coords
 from budwood.methods.influence.factors import Factors, Setting, differing
 from budwood.methods.influence.fit import Bench, fitted, identity, say_damping
+from budwood.methods.influence.memory import of_index, rows_within
 from budwood.methods.influence.moments import Basis
 from budwood.methods.influence.precondition import all_there, measurement
 from budwood.methods.influence.score import given_factors
@@ -54,9 +55,10 @@ def index(session: Session) -> dict[str, Any]:
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)
-    factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     parameters = sum(m.out * m.columns for m in shop.maps)
     count = kept_of(cfg, parameters)
+    rows_within(shop, of_index(shop, count, cfg.bits), coords.ROWS)  # too little memory is said before anything is done
+    factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     asked = {
         **own,
         "factors": str(factors.path),
@@ -155,10 +157,11 @@ def choose_coordinates(arguments: dict[str, Any], part: Path) -> None:
     asked = shop.read.encode([rows[i] for i in calibration_rows(task, arguments["calibration"], seed)])
     question = measurement(shop.read.objective, arguments["measurement"])
     weights = coords.weights_of(factors, Setting("ekfac", arguments["damping"]), shop.maps)
-    queries = coords.spread(shop, asked, np.arange(len(asked)), question, factors.bases, weights, centred=False)
+    most = rows_within(shop, of_index(shop, arguments["count"], arguments["bits"]), coords.ROWS)
+    queries = coords.spread(shop, asked, np.arange(len(asked)), question, factors.bases, weights, False, most)
     rng = np.random.default_rng(seed_of(seed, "spread"))
     some = np.sort(rng.permutation(len(shop.train))[:SAMPLE])
-    train = coords.spread(shop, shop.train, some, Question(), factors.bases, weights, centred=True)
+    train = coords.spread(shop, shop.train, some, Question(), factors.bases, weights, True, most)
     kept, share = coords.choose(queries, train, weights, arguments["count"])
     coords.save(part, kept, share)
 
@@ -189,7 +192,9 @@ def index_shard(arguments: dict[str, Any], part: Path) -> None:
     table = _table(arguments["factors"], arguments["damping"], arguments["chosen"], shop.maps, _stamp(arguments))
     size = shop.cfg.shard_rows
     order = np.argsort(-shop.train.lengths_N, kind="stable")[arguments["shard"] * size :][:size]
-    stored, norms = coords.rows_of(shop, order, table.bases, table.kept, table.weights, arguments["bits"])
+    bits = arguments["bits"]
+    most = rows_within(shop, of_index(shop, arguments["count"], bits), coords.ROWS)
+    stored, norms = coords.rows_of(shop, order, table.bases, table.kept, table.weights, bits, most)
     skipped = [i for i in (shop.train.ids[n] for n in order) if i in shop.skipped]
     tree.save(part, {"rows": stored, "norms": norms}, {"skipped": skipped})
 

@@ -20,6 +20,7 @@ from budwood.engine.run import run_all
 from budwood.linalg.kron import outer_
 from budwood.methods.influence.factors import Factors, Setting, settings_of
 from budwood.methods.influence.fit import Bench, fitted, say_damping
+from budwood.methods.influence.memory import of_self, tokens_within
 from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Work, measurement, precondition
 from budwood.methods.influence.score import given_factors
@@ -37,6 +38,7 @@ def itself(session: Session) -> dict[str, Any]:
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)
+    _tokens(shop, len(settings_of(cfg.strategy, cfg.damping)), 1 + (cfg.measurement != "loss"))
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     given = {**own, "factors": str(factors.path), "damping": list(cfg.damping), "measurement": cfg.measurement}
     order = np.argsort(-shop.train.lengths_N, kind="stable")
@@ -118,7 +120,7 @@ def self_influence(shop: Shop, ready: Preconditioner, order: np.ndarray, measure
     asked = [measurement(shop.read.objective, "loss")]
     if measured != "loss":
         asked.append(measurement(shop.read.objective, measured))
-    for index in shop.batches(shop.train, order):
+    for index in shop.batches(shop.train, order, tokens=_tokens(shop, len(ready.settings), len(asked))):
         turners = [Turner(ready.bases) for _ in asked]
         seen: dict[str, Sides] = {}
         found = shop.like.new_zeros(len(ready.settings), len(index), dtype=torch.float64)
@@ -133,6 +135,11 @@ def self_influence(shop: Shop, ready: Preconditioner, order: np.ndarray, measure
         took = sweep(shop, shop.train, index, lambda batch: asked, use)
         out[:, [place[int(n)] for n in took]] = found[:, : len(took)].cpu().numpy()
     return out
+
+
+def _tokens(shop: Shop, settings: int, sides: int) -> int:
+    """Tokens per batch within --max-memory."""
+    return tokens_within(shop, of_self(shop, settings, sides, TILE))
 
 
 def _add(found_SB: Any, ready: Preconditioner, m: Map, turners: list[Turner], both: list[Sides]) -> None:
