@@ -135,7 +135,7 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
         bases = Factors(place, shop.maps, {}).bases
         sums = timed("lambda", lambda: second_moments(shop, order, bases, "diagonal" in strategies))  # noqa: F821
         tree.save(place / "moments.safetensors", {k: v / len(order) for k, v in sums.items()}, {})
-        facts = {"rows": len(order), "fit_rows": len(order), "evidence": {"best": 0.1}, **identity(shop)}
+        facts = {"rows": len(order), "fit_rows": len(order), "evidence": {}, **identity(shop)}
         write_text(place / "factors.json", made.facts_json(shop.maps, facts))
         del covariance, eigen, sums, bases
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from budwood.data.batch import Batch
-from budwood.errors import TreeError, nearest
+from budwood.errors import ModelError, TreeError, nearest
 from budwood.models.objective import Targets
 from budwood.params.tree import named
 
@@ -97,7 +97,6 @@ class LinearIO:
         grads = torch.autograd.grad(value, edges, retain_graph=keep, allow_unused=True)
         for record, grad in zip(self.records, grads, strict=True):
             if grad is not None:  # None: the output has no part in the value
-                assert record.a._version == record.version, f"input of {record.weight} was overwritten during the pass"
                 self._uses.append(arranged(record, grad, self.layout))
 
     def uses(self, name: str) -> tuple[Use, ...]:
@@ -106,7 +105,13 @@ class LinearIO:
 
 
 def arranged(record: Record, grad: Tensor, layout: Layout) -> Use:
-    """A record with its gradient, both with the example first."""
+    """A record with its gradient, both with the example first; an input that is no longer what was seen is refused."""
+    if record.a._version != record.version:
+        raise ModelError(
+            f"The model changes the input of '{record.weight or record.bias}' in place after using it, so that its "
+            "gradient cannot be told from what is left. Leave it out with --modules, or write the model without the "
+            "in-place change."
+        )
     if record.kind == "conv2d":
         g_BTO = grad.flatten(2).transpose(1, 2)
         return Use(record.kind, record.weight, record.bias, record.a, g_BTO, None)

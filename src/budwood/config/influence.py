@@ -48,7 +48,9 @@ class FactorConfig(Config):
         512, ge=1, description="Rows per file of partial results: what is lost when a run is killed."
     )
     max_memory: Annotated[str | None, Parameter(group=INFLUENCE)] = Field(
-        None, description="Most memory to use, e.g. 2GB; default: half of what is free."
+        None,
+        description="Most memory of a process, e.g. 2GB: batches and tiles are made to fit; too little is refused with "
+        "what is needed. Default: usual batches, and half of what is free for queries.",
     )
     profile: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(False, description="Print and store a phase table.")
 
@@ -83,6 +85,22 @@ class DampingConfig(Config):
         return tuple(dict.fromkeys(damping_label(v) for v in value))
 
 
+class GivenConfig(FactorConfig):
+    """Factors that may be there already."""
+
+    factors: Annotated[Path | None, Parameter(group=INFLUENCE)] = Field(
+        None, description="A run of `influence fit` whose factors are used; default: fitted here."
+    )
+
+    @model_validator(mode="after")
+    def _fitted_there(self) -> GivenConfig:
+        if self.factors is not None and self.fit_rows != "all":
+            raise ValueError(
+                "--fit-rows has no effect with --factors, which are fitted already; leave one of them away"
+            )
+        return self
+
+
 class FitConfig(FactorConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
     """Everything `influence fit` can be told."""
 
@@ -92,12 +110,9 @@ class FitConfig(FactorConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
         return self
 
 
-class ScoreConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
+class ScoreConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
     """Everything `influence score` can be told."""
 
-    factors: Annotated[Path | None, Parameter(group=INFLUENCE)] = Field(
-        None, description="A run of `influence fit` whose factors are used; default: fitted here."
-    )
     query_split: Annotated[str | None, Parameter(group=INFLUENCE)] = Field(
         None, description="Split of the queries; default: test where it has labels, else validation."
     )
@@ -145,12 +160,9 @@ class ScoreConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfi
         return self
 
 
-class SelfConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
+class SelfConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
     """Everything `influence self` can be told."""
 
-    factors: Annotated[Path | None, Parameter(group=INFLUENCE)] = Field(
-        None, description="A run of `influence fit` whose factors are used; default: fitted here."
-    )
     measurement: Annotated[str, Parameter(group=INFLUENCE)] = Field(
         "loss", description="loss: g H^-1 g of the training loss; margin: the margin's gradient on one side."
     )
@@ -161,12 +173,9 @@ class SelfConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         return self
 
 
-class IndexConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
+class IndexConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig, RunConfig):
     """Everything `influence index` can be told; `influence query` takes the same and a text."""
 
-    factors: Annotated[Path | None, Parameter(group=INFLUENCE)] = Field(
-        None, description="A run of `influence fit` whose factors are used; default: fitted here."
-    )
     coordinates: Annotated[str, Parameter(group=INFLUENCE)] = Field(
         "3%",
         description="Size of a training row's entry in 16-bit numbers: a number, or a share of all eigen-coordinates "

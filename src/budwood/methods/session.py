@@ -57,6 +57,7 @@ ARTEFACTS = frozenset(
         "fisher",
         "fishers",
         "inside",
+        "factors",
         "features_from",
         "checkpoints",
         "source",
@@ -66,6 +67,7 @@ ARTEFACTS = frozenset(
         "randomised",
     ]
 )
+MODELS = frozenset(["checkpoints"])  # settings that name models as the verb's own argument does
 
 
 def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, task: Task | None = None) -> Result:
@@ -99,17 +101,7 @@ def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
 
 def prepare(cfg: RunConfig, references: Sequence[str], task: Task | None) -> tuple[tuple[ModelRef, ...], Task]:
     """Resolve names before anything heavy is imported, then read the rows."""
-    models = tuple(
-        resolve(
-            r,
-            runs_dir=RUNS,
-            revision=cfg.revision,
-            offline=getattr(cfg, "offline", True),
-            trust_remote_code=cfg.trust_remote_code,
-            force=cfg.force,
-        )
-        for r in references
-    )
+    models = tuple(_resolved(cfg, r) for r in references)
     if not isinstance(cfg, DataConfig):  # a verb that looks at models and artefacts alone
         return models, Task("none", "text", {})
     if task is None and not cfg.task:  # a verb about grafts, each of which names its task
@@ -118,6 +110,17 @@ def prepare(cfg: RunConfig, references: Sequence[str], task: Task | None) -> tup
         resolve_task(cfg)
         return models, load_task(cfg)
     return models, sampled(task, cfg)
+
+
+def _resolved(cfg: RunConfig, reference: str) -> ModelRef:
+    return resolve(
+        reference,
+        runs_dir=RUNS,
+        revision=cfg.revision,
+        offline=getattr(cfg, "offline", True),
+        trust_remote_code=cfg.trust_remote_code,
+        force=cfg.force,
+    )
 
 
 def with_seeds(cfg: Any) -> Any:
@@ -132,13 +135,15 @@ def settings_of(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, A
     given = {k: getattr(cfg, k) for k in own if k in ARTEFACTS and getattr(cfg, k)}
     listed = {k: v if isinstance(v, list | tuple) else (v,) for k, v in given.items()}
     # one name may be a file here and a word there: `graft --fisher FILE`, `influence --fisher exact`
-    own |= {k: [_content(x) for x in v] for k, v in listed.items() if all(isinstance(x, Path) for x in v)}
+    own |= {k: [content(x) for x in v] for k, v in listed.items() if all(isinstance(x, Path) for x in v)}
+    named = [(k, v) for k, v in listed.items() if k in MODELS and all(isinstance(x, str) for x in v)]
+    own |= {k: [fingerprint(_resolved(cfg, x)) for x in v] for k, v in named}
     return {**own, "models": [fingerprint(m) for m in models], "task": task.name, "rows": task.digest}
 
 
-def _content(path: Path) -> str:
+def content(path: Path) -> str:
     """Hash of an artefact given as a file or as the run that holds it; the path itself where there is nothing yet."""
-    kinds = ("**/*.safetensors", "scores/*", "truth/*", "*.npy", "*.pt", "files/*.pt", "*_ids.json")
+    kinds = ("**/*.safetensors", "scores/*", "truth/*", "*.npy", "*.pt", "files/*.pt", "*_ids.json", "**/factors.json")
     files = sorted({f for kind in kinds for f in path.glob(kind)}) if path.is_dir() else [path]
     return digest([_cached_digest(f) for f in files if f.is_file()] or str(path), 8)
 

@@ -164,6 +164,12 @@ def save(path: Path, a: Tree, manifest: Mapping[str, Any]) -> None:
         save_file(tensors, part, metadata={MANIFEST: json.dumps(dict(manifest), sort_keys=True)})
 
 
+def manifest(path: Path) -> dict[str, Any]:
+    """The manifest that `save` wrote, without the tensors."""
+    with safe_open(path, framework="pt") as file:
+        return dict(json.loads((file.metadata() or {}).get(MANIFEST, "{}")))
+
+
 def load(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tree and the manifest that `save` wrote; tensors in the order of their names."""
     path = Path(path)
@@ -171,7 +177,7 @@ def load(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, 
         raise TreeError(f"There is no file '{path}'. Give a .safetensors file that budwood wrote.")
     try:
         with safe_open(path, framework="pt", device=device) as file:
-            manifest = json.loads((file.metadata() or {}).get(MANIFEST, "{}"))
-            return {name: file.get_tensor(name) for name in sorted(file.keys())}, manifest
+            facts = json.loads((file.metadata() or {}).get(MANIFEST, "{}"))
+            return {name: file.get_tensor(name) for name in sorted(file.keys())}, facts
     except SafetensorError as error:
         raise TreeError(f"'{path}' is not a readable safetensors file ({error}). Write it again.") from error

@@ -18,7 +18,8 @@ from budwood.errors import ConfigError, ModelError
 from budwood.linalg.kron import EigenError, eigenbasis, gram_, inverse, mirrored, reliability, rotate_first, square_sum_
 from budwood.methods.influence.by_token import token_scores
 from budwood.methods.influence.coordinates import Kept, coordinates_of
-from budwood.methods.influence.factors import SHARES, Factors, Setting, settings_of, weigh
+from budwood.methods.influence.evidence import SHARES, weigh
+from budwood.methods.influence.factors import Factors, Setting, settings_of
 from budwood.methods.influence.itself import self_influence
 from budwood.methods.influence.moments import covariances, second_moments
 from budwood.methods.influence.pairs import OnDisk, Resident
@@ -289,15 +290,15 @@ def test_settings_and_dampings(tmp_path: Path) -> None:
 
 def test_evidence_asks_for_damping_where_halves_differ() -> None:
     torch.manual_seed(0)
-    noisy = [{"ekfac/m": torch.distributions.Chi2(1.0).sample((4000,)).double()} for _ in range(2)]
-    found = weigh(noisy)
+    one, other = (torch.distributions.Chi2(1.0).sample((4000,)).double() for _ in range(2))
+    found = weigh([(one, other)])
     agreements = [x["agreement"] for x in found["sweep"]]
     assert agreements == sorted(agreements) and [x["share"] for x in found["sweep"]] == list(SHARES)
     assert found["best"] > 0.1 and max(agreements) > 0.99
-    same = {"ekfac/m": torch.logspace(-3, 3, 4000).double()}
-    assert weigh([same, same])["best"] == SHARES[0]  # halves agree: none is needed
-    common, one, other = reliability(noisy[0]["ekfac/m"], noisy[1]["ekfac/m"], 1e9)
-    assert common / (one * other) ** 0.5 == pytest.approx(1.0)
+    same = torch.logspace(-3, 3, 4000).double()
+    assert weigh([(same, same)])["best"] == SHARES[0]  # halves agree: none is needed
+    common, own, theirs = reliability(one, other, 1e9)
+    assert common / (own * theirs) ** 0.5 == pytest.approx(1.0)
 
 
 def test_rows_without_a_finite_loss(tmp_path: Path) -> None:

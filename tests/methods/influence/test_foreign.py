@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from budwood.capture.stream import Map
 from budwood.errors import StoreError
-from budwood.methods.influence.foreign import read_scores
+from budwood.methods.influence.factors import Factors
+from budwood.methods.influence.foreign import module_names, read_scores, write_kronfluence
 from budwood.methods.influence.scores import Scores
 from tests.cli.conftest import budwood  # noqa: F401
 
@@ -109,3 +111,13 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     (part / "scores.bin").write_bytes(bytes(raw))
     with pytest.raises(StoreError, match="1 scores were never written"):
         read_scores(part)
+
+
+def test_a_matrix_that_is_no_module_is_named(tmp_path: Path) -> None:
+    model = torch.nn.ModuleDict({"attend": torch.nn.MultiheadAttention(4, 2), "head": torch.nn.Linear(4, 2)})
+    inside = Map("attend.in_proj_weight", "attend.in_proj_weight", None, 12, 4, "attend.in_proj_weight")
+    plain = Map("head", "head.weight", "head.bias", 2, 4, "head")
+    assert module_names(model, [plain]) == {"head": "head"}
+    with pytest.raises(StoreError, match="'attend.in_proj_weight' is a matrix that its module applies itself"):
+        write_kronfluence(Factors(tmp_path, (inside, plain), {}), model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

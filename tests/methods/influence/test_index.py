@@ -158,3 +158,53 @@ def test_wrong_shares_are_refused() -> None:
     for text in ("0", "-3", "3x", "101%"):
         with pytest.raises(ConfigError, match="--coordinates was given"):
             wanted(text, 1000)
+
+
+def test_rows_cut_into_pieces_are_divided_as_scores_are(tmp_path: Path) -> None:
+    from budwood.data.task import Row, Task
+    from budwood.studies.api import run
+    from tests.cases import write_model
+
+    name = str(write_model(tmp_path / "m", "gpt2", "lm"))
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"w{i}" for i in rng.choice(np.arange(8, 40), 5 + 3 * (n % 5))) for n in range(12)]
+    rows = tuple(Row(f"t{n}", text) for n, text in enumerate(texts))
+    task = Task("texts", "text", {"train": rows[:9], "validation": rows[9:]})
+    common = {"threads": 1, "max_length": 8, "damping": ("0.1mean",)}
+    whole = run("influence score", name, task, {**common, "query_split": "validation", "out": tmp_path / "s"})
+    made = run(
+        "influence index",
+        name,
+        task,
+        {**common, "coordinates": "100%", "bits": 16, "calibration": 3, "out": tmp_path / "i"},
+    )
+    given = json.loads((made.run / "run.json").read_text())["given"]
+    shop = open_shop(settings_for(IndexConfig(**given), name), task)
+    index = Index.open(made.run, shop)
+    assert len(shop.train) > len(index.ids) == 9 == made.metrics["n"] == made.metrics["train"]
+    full = Scores.open(whole.run).whole()
+    for n, row in enumerate(rows[9:]):
+        asked_row = shop.read.encode([row])
+        np.testing.assert_allclose(index.ask(asked_row)[0], full[n], atol=2e-3 * np.abs(full).max())
+        again = index.by_row(index.exact(asked_row, np.arange(len(shop.train))))
+        np.testing.assert_allclose(again, full[n], atol=2e-5 * np.abs(full).max())
+
+
+def test_coordinates_that_a_question_leaves_out_are_told(
+    tuned: Path,
+    budwood: Callable[..., Any],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from budwood.methods.influence import stored
+
+    words = ["influence", "query", tuned, "--coordinates", "10%", "--calibration", 6, "--out", tmp_path / "i", *COMMON]
+    code, out, err = budwood(*words, "--text", "w9 w7 w12", "--json")
+    assert code == 0 and json.loads(out)["note"] == "", err
+    kept = json.loads((tmp_path / "i" / "metrics.json").read_text())
+    assert kept["answered_with"] == kept["coordinates"] > 500
+    monkeypatch.setattr(stored, "NUMBERS", 1)
+    monkeypatch.setattr(stored, "MOST", 500)
+    code, out, err = budwood(*words, "--text", "w9 w7 w12", "--exact", 2)
+    said = f"answered with the 500 of {kept['coordinates']:,} coordinates that weigh most for this text; the 2 best"
+    assert code == 0 and said in " ".join(out.split()), out

@@ -59,7 +59,7 @@ def fit(shop: Shop, path: Path, order: np.ndarray | None = None) -> Factors:
     bases = Factors(path, shop.maps, {}).bases
     sums = second_moments(shop, order, bases, True)
     tree.save(path / "moments.safetensors", {k: v / len(order) for k, v in sums.items()}, {})
-    facts = {"rows": len(order), "fit_rows": len(order), "evidence": {"best": 0.1}, **identity(shop)}
+    facts = {"rows": len(order), "fit_rows": len(order), "evidence": {}, **identity(shop)}
     write_text(path / "factors.json", made.facts_json(shop.maps, facts))
     return Factors.open(path)
 

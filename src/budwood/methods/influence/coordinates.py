@@ -23,7 +23,7 @@ from budwood.data.batch import Features
 from budwood.errors import ConfigError
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.moments import Basis, with_one
-from budwood.methods.influence.precondition import gradients
+from budwood.methods.influence.precondition import all_there, gradients
 from budwood.methods.influence.stored import encoded
 from budwood.methods.influence.workshop import Shop, sweep
 from budwood.params import tree
@@ -89,6 +89,7 @@ def spread(
     bases: Mapping[str, Basis],
     weights: Mapping[str, Tensor],
     centred: bool,
+    most: int = ROWS,
 ) -> Spread:
     """Second moments over the rows at `order`, around their mean where `centred`: what all training rows share changes
     no ranking.
@@ -98,22 +99,26 @@ def spread(
     """
     zeros = lambda: {m.name: torch.zeros(m.out, m.columns) for m in shop.maps}  # noqa: E731
     mean, square = zeros(), zeros()
-    for index in shop.batches(features, order, most=ROWS):
+    count = 0
+    for index in shop.batches(features, order, most=most):
         norm_B = torch.zeros(len(index))
 
         def measure(m: Map, grad_BOI: Tensor, norm_B: Tensor = norm_B) -> None:
-            norm_B += (grad_BOI.square() * weights[m.name]).sum((1, 2)).float()
+            norm_B[: len(grad_BOI)] += (grad_BOI.square() * weights[m.name]).sum((1, 2)).float()
 
-        gradients(shop, features, index, question, measure, bases)
-        scale_B = norm_B.clamp_min(1e-30).rsqrt()[:, None, None]
+        took = gradients(shop, features, index, question, measure, bases)
+        if not len(took):
+            continue
+        count += len(took)
+        scale_B = norm_B[: len(took)].clamp_min(1e-30).rsqrt()[:, None, None]
 
         def take(m: Map, grad_BOI: Tensor, scale_B: Tensor = scale_B) -> None:
             scaled_BOI = grad_BOI.float() * scale_B
             mean[m.name] += scaled_BOI.sum(0)
             square[m.name] += scaled_BOI.square_().sum(0)
 
-        gradients(shop, features, index, question, take, bases)
-    count = max(1, len(order))
+        gradients(shop, features, took, question, take, bases)
+    count = max(1, count)
     square = {n: s / count for n, s in square.items()}
     if not centred:
         return Spread(square, square)
@@ -159,7 +164,7 @@ def load(path: Path) -> tuple[dict[str, Kept], float]:
 def coordinates_of(
     shop: Shop, features: Features, index: np.ndarray, question: Question, bases: Mapping[str, Basis], kept: Coordinates
 ) -> Tensor:
-    """value_BK of a few rows: only the kept coordinates are computed, and only the sides they need are turned."""
+    """value_BK of a few queries: only the kept coordinates are computed, and only the sides they need are turned."""
     parts: dict[str, Tensor] = {}
 
     def use(_: int, m: Map, s: Sides) -> None:
@@ -177,7 +182,7 @@ def coordinates_of(
         else:
             parts[m.name] = torch.bmm(left_BTO.transpose(1, 2), right_BTI)[:, at_out, at_into]
 
-    sweep(shop, features, index, lambda batch: (question,), use)
+    all_there(features, index, sweep(shop, features, index, lambda batch: (question,), use))
     empty = torch.zeros(len(index), 0)
     return torch.cat([parts.get(n, empty) for n in kept], 1).float()
 
@@ -189,27 +194,29 @@ def rows_of(
     kept: Coordinates,
     weights: Mapping[str, Tensor],
     bits: int,
+    most: int = ROWS,
 ) -> tuple[Tensor, Tensor]:
     """(stored_KB in units of spread and of the row's length, norm_B): kept coordinates of rows in so many bits, and
-    the squared lengths, which are exact self-influence.
+    the squared lengths, which are exact self-influence. A row that is left out has the length 0.
     """
     spread_K = torch.cat([k.spread_K for k in kept.values()])
     stored = torch.zeros(len(spread_K), len(order), dtype=torch.float16 if bits == 16 else torch.uint8)
     norm_B = torch.zeros(len(order), dtype=torch.float64)
     place = {int(n): i for i, n in enumerate(order)}
     firsts = dict(zip(kept, np.cumsum([0, *(len(k.flat_K) for k in kept.values())]).tolist()))
-    for index in shop.batches(shop.train, order, most=ROWS):
-        at = torch.tensor([place[int(n)] for n in index])
-        values = torch.zeros(len(index), len(spread_K))
+    for index in shop.batches(shop.train, order, most=most):
+        values, square = torch.zeros(len(index), len(spread_K)), torch.zeros(len(index), dtype=torch.float64)
 
-        def take(m: Map, grad_BOI: Tensor, at: Tensor = at, values: Tensor = values) -> None:
-            k, first = kept[m.name], firsts[m.name]
-            norm_B[at] += (grad_BOI.square() * weights[m.name]).sum((1, 2)).double()
-            values[:, first : first + len(k.flat_K)] = grad_BOI.flatten(1)[:, k.flat_K].float()
+        def take(m: Map, grad_BOI: Tensor, values: Tensor = values, square: Tensor = square) -> None:
+            k, first, count = kept[m.name], firsts[m.name], len(grad_BOI)
+            square[:count] += (grad_BOI.square() * weights[m.name]).sum((1, 2)).double()
+            values[:count, first : first + len(k.flat_K)] = grad_BOI.flatten(1)[:, k.flat_K].float()
 
-        gradients(shop, shop.train, index, Question(), take, bases)
-        values /= spread_K
-        values /= norm_B[at].sqrt().clamp_min(1e-30).float()[:, None]
+        took = gradients(shop, shop.train, index, Question(), take, bases)
+        at = torch.tensor([place[int(n)] for n in took], dtype=torch.int64)
+        values, square = values[: len(took)] / spread_K, square[: len(took)]
+        norm_B[at] = square
+        values /= square.sqrt().clamp_min(1e-30).float()[:, None]
         stored[:, at] = encoded(values.T, bits)
     return stored, norm_B
 

@@ -11,7 +11,7 @@ Shapes: I in (with the bias's 1), O out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,13 +23,11 @@ from torch import Tensor
 
 from budwood.capture.stream import Map
 from budwood.errors import ConfigError, StoreError, nearest
-from budwood.linalg.kron import eigenbasis, inverse, reliability
+from budwood.linalg.kron import eigenbasis, inverse
 from budwood.methods.influence.moments import Basis
-from budwood.store.files import read_json
+from budwood.store.files import digest, read_json, stamps
 
-SHARES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # of the mean; less was seen to leave ranks to chance
-RELIABLE = 0.95  # agreement of scores by two halves of the rows that --damping auto asks for
-SAMPLE = 1 << 16  # numbers per map that the evidence is taken on
+USUAL = 0.1  # of the mean: what --damping auto means where nothing is known
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,12 @@ class Factors:
             )
         facts = read_json(place / "factors.json")
         return cls(place, tuple(Map(**m) for m in facts.pop("maps")), facts)
+
+    @property
+    def stamp(self) -> str:
+        """Changes whenever a file of the factors does: enough for what one process remembers."""
+        files = sorted(self.path.glob("*.*"))
+        return digest([[f.name for f in files], stamps(files)])
 
     @cached_property
     def _where(self) -> dict[str, Path]:
@@ -128,11 +132,21 @@ class Factors:
             return self.tensor(f"diagonal/{name}")
         return self.basis(name).kron if strategy == "kfac" else self.tensor(f"{strategy}/{name}")
 
+    def share(self, strategy: str) -> tuple[float, str | None]:
+        """The share of a map's mean that `auto` means for a strategy, and the strategy whose evidence chose it: its
+        own, else another's, else None.
+        """
+        evidence = self.facts["evidence"]
+        for source in (strategy, "ekfac", "diagonal", "kfac"):
+            if source in evidence:
+                return float(evidence[source]["best"]), source
+        return USUAL, None
+
     def damping(self, setting: Setting, name: str) -> float:
         """The number behind a label for one map: absolute, a share of the map's mean, or what the evidence chose."""
         label = setting.damping
         if label == "auto":
-            label = f"{self.facts['evidence'].get('best', 0.1):g}mean"
+            label = f"{self.share(setting.strategy)[0]:g}mean"
         if not label.endswith("mean"):
             return float(label)
         curvature = self.curvature(setting.strategy, name)
@@ -147,13 +161,21 @@ class Factors:
 
     def check(self, now: Mapping[str, Any]) -> None:
         """Refuse factors of another model, other rows or other settings, naming what differs."""
-        other = [f"  {k}: {self.facts.get(k)!r} there, {v!r} now" for k, v in now.items() if self.facts.get(k) != v]
-        if other:
+        if other := differing(self.facts, now):
             raise ConfigError(
-                f"The factors in {self.path} are not those of this command:\n"
+                f"The factors in {self.path} are of another model or other settings, not those of this command:\n"
                 + "\n".join(other)
                 + "\nFit factors for this model and these settings, or leave --factors away."
             )
+
+
+def differing(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line per fact that is not as it is now.
+
+    >>> differing({"max_length": 8, "rows": 3}, {"max_length": 64})
+    ['  max_length: 8 there, 64 now']
+    """
+    return [f"  {k}: {there.get(k)!r} there, {v!r} now" for k, v in now.items() if there.get(k) != v]
 
 
 def facts_json(maps: Sequence[Map], facts: Mapping[str, Any]) -> str:
@@ -172,36 +194,17 @@ def decompose(covariance: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def weigh(halves: Sequence[Mapping[str, Tensor]], strategy: str = "ekfac") -> dict[str, Any]:
-    """The least share of each module's mean that makes scores by one half of the rows agree with those by the other.
-
-    "best": that share; "sweep": the agreement (expected correlation) at every share.
-    """
-    names = [k for k in halves[0] if k.startswith(f"{strategy}/")]
-    sums = {share: [0.0, 0.0, 0.0] for share in SHARES}
-    for key in names:
-        first, second = (h[key].flatten() for h in halves)
-        mean = float((first.double().mean() + second.double().mean()) / 2)
-        step = max(1, len(first) // SAMPLE)
-        for share in SHARES:
-            found = reliability(first[::step], second[::step], share * mean)
-            sums[share] = [a + step * b for a, b in zip(sums[share], found)]
-    sweep = [{"share": s, "agreement": round(c / (a * b) ** 0.5, 6) if a * b else 0.0} for s, (c, a, b) in sums.items()]
-    best = next((x["share"] for x in sweep if x["agreement"] >= RELIABLE), SHARES[-1])
-    return {"best": best, "of": "mean", "sweep": sweep}
-
-
-def merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Sums of parts in float64, in their order."""
+def merged(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Sums of parts in float64, in their order; of parts that are made as they are asked for, one is held at a time."""
     out: dict[str, Tensor] = {}
     for part in parts:
-        for key, value in part.items():
-            out[key] = value.to(torch.float64, copy=True) if key not in out else out[key].add_(value)
+        for key in part:
+            out[key] = part[key].to(torch.float64, copy=True) if key not in out else out[key].add_(part[key])
+        del part  # before the next one is made
     return out
 
 
-def means(total: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Covariances divided by their numbers of positions."""
-    return {
-        k: (v / total[f"n{k}"].clamp_min(1)).to(dtype) for k, v in total.items() if not k.startswith(("nA/", "nG/"))
-    }
+def means(total: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Covariances divided by their numbers of positions; `total` is emptied on the way, so that not both are held."""
+    keys = [k for k in total if not k.startswith(("nA/", "nG/"))]
+    return {k: (total.pop(k) / total[f"n{k}"].clamp_min(1)).to(dtype) for k in keys}

@@ -7,23 +7,29 @@ and resumes leave the same bytes.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.torch import save_file
 
+from budwood.capture.stream import Map
 from budwood.config.influence import FitConfig
 from budwood.data.batch import seed_of
 from budwood.engine.jobs import Job
 from budwood.engine.run import Wish, run_all
 from budwood.methods.influence import factors as made
+from budwood.methods.influence.evidence import of_covariances, of_moments
+from budwood.methods.influence.evidence import told as words
 from budwood.methods.influence.factors import Factors
-from budwood.methods.influence.moments import covariances, second_moments
+from budwood.methods.influence.memory import of_fit, tokens_within
+from budwood.methods.influence.moments import Basis, covariances, second_moments
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
+from budwood.models.reading import Reading
 from budwood.params import tree
 from budwood.store.files import write_text
 from budwood.store.progress import Progress
@@ -39,17 +45,34 @@ def fit(session: Session) -> dict[str, Any]:
     with session.progress.stage("load"):
         shop = open_shop(settings, session.task)
     factors = fitted(Bench(shop, settings, session.run.path / "factors", cfg, session.progress))
-    return told(factors, shop)
+    return {**told(factors, shop), **say_damping(session.progress, factors, cfg.strategy, ("auto",))}
+
+
+def say_damping(
+    progress: Progress, factors: Factors, strategies: Sequence[str], dampings: Sequence[str]
+) -> dict[str, Any]:
+    """Say on the screen, where `auto` is among the dampings, what it comes to; the same for the metrics."""
+    curved = [s for s in strategies if s in ("ekfac", "kfac", "diagonal")]
+    if "auto" not in dampings or not curved:
+        return {}
+    for strategy, text in words(factors, curved).items():
+        progress.say(f"--damping auto, {strategy}: {text}.")
+    return {
+        "damping_auto": ", ".join(f"{s} {factors.share(s)[0]:g} x mean" for s in curved),
+        "damping_why": words(factors, curved),
+    }
 
 
 def told(factors: Factors, shop: Shop) -> dict[str, Any]:
     """What a fit has to say."""
+    rows, pieces = len(set(shop.train.ids)), len(shop.train)
     return {
         "strategies": list(factors.facts["strategies"]),
         "fisher": shop.labels,
         "mode": shop.read.mode,
-        "n": factors.facts["rows"],
-        "train": factors.facts["rows"],
+        "n": rows,
+        "train": rows,
+        **({"pieces": pieces} if pieces != rows else {}),  # long texts are cut, and every piece is a row of a fit
         "fit_rows": factors.facts["fit_rows"],
         "growth": factors.facts.get("growth"),
         "modules": len(factors.maps),
@@ -75,6 +98,7 @@ def fitted(bench: Bench) -> Factors:
     """The factors of a bench, made where they are missing; `--fit-rows auto` grows the sample until ranks settle."""
     if (bench.path / "factors.json").exists():
         return Factors.open(bench.path)
+    tokens_within(bench.shop, of_fit(bench.shop))  # too little memory is said before anything is done
     rows = len(bench.shop.train)
     wish = bench.shop.cfg.fit_rows
     if wish == "auto":
@@ -94,12 +118,15 @@ def fitted_on(bench: Bench, count: int, growth: Sequence[dict[str, Any]], place:
         return Factors.open(place)
     shop, strategies = bench.shop, set(bench.shop.cfg.strategy)
     ranges = _ranges(count, growth)
-    if strategies & {"kfac", "ekfac"}:
-        _covariance(bench, place, ranges)
-        _eigen(bench, place)
     evidence: dict[str, Any] = {}
+    if strategies & {"kfac", "ekfac"}:
+        by_half = _covariance(bench, place, ranges)
+        _eigen(bench, place)
+        if "kfac" in strategies:
+            halves = (made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half)
+            evidence |= of_covariances(halves, Factors(place, shop.maps, {}).bases, shop.maps)
     if strategies & {"ekfac", "diagonal"} or ("kfac" in strategies and any(m.diagonal for m in shop.maps)):
-        evidence = _moments(bench, place, count)
+        evidence |= _moments(bench, place, count)
     facts = {
         "rows": len(shop.train),
         "fit_rows": count,
@@ -114,17 +141,37 @@ def fitted_on(bench: Bench, count: int, growth: Sequence[dict[str, Any]], place:
 
 
 def identity(shop: Shop) -> dict[str, Any]:
-    """What factors belong to: model, rows, labels, maps."""
+    """What factors belong to: model, rows and how they are read, labels, maps."""
     return {
         "model_hash": shop.hash,
         "task": shop.read.task.name,
         "train_rows": shop.read.task.digest,
         "train_split": shop.cfg.train_split,
         "fisher": shop.labels,
-        "mode": shop.read.mode,
-        "seed": shop.cfg.seed if shop.labels == "sampled" else 0,
+        **_wording(shop.read, shop.cfg),
+        "seed": shop.cfg.seed if shop.labels == "sampled" or shop.read.masking else 0,
         "modules": [m.name for m in shop.maps],
     }
+
+
+def _wording(read: Reading, cfg: FitConfig) -> dict[str, Any]:
+    """The settings that decide how a row becomes tokens and a loss, in this mode and of this kind of task."""
+    encoding, causal = read.encoding, read.mode == "causal"
+    found: dict[str, Any] = {"mode": read.mode, "max_length": encoding.limit, "truncate": encoding.truncate}
+    if read.mode == "head":
+        found["pool"] = getattr(read.loaded.model, "pool", "auto")
+    if read.template is not None:
+        found["template"] = read.template.causal if causal else read.template.masked
+        found["label_words"] = list(read.template.causal_words if causal else read.template.words)
+    if read.mode == "span":
+        found |= {"doc_stride": encoding.doc_stride, "max_query_length": encoding.max_query_length}
+    if read.mode in ("mlm", "clm"):
+        found["chunk"] = encoding.chunk
+    if read.masking is not None:
+        found["mlm_probability"] = read.masking.rate
+    if read.task.kind == "number":
+        found |= {"masks": encoding.masks, "parity": cfg.parity, "number_loss": cfg.number_loss}
+    return found
 
 
 def _ranges(count: int, growth: Sequence[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -146,23 +193,29 @@ def shards(shop: Shop, first: int, last: int) -> list[tuple[int, np.ndarray]]:
     return found
 
 
-def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) -> None:
+def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) -> list[list[Job]]:
+    """The covariances at `place`; returns the jobs of either half of the rows."""
     target = place / "covariance.safetensors"
-    if target.exists():
-        return
-    jobs = [
-        Job(
-            f"{HERE}:covariance_shard",
-            {**bench.settings, "first": a, "last": b, "shard": i},
-            bench.path / "parts" / f"covariance-{a}-{b}-{i:05d}.safetensors",
+    halves = [
+        (
+            half,
+            Job(
+                f"{HERE}:covariance_shard",
+                {**bench.settings, "first": a, "last": b, "shard": i},
+                bench.path / "parts" / f"covariance-{a}-{b}-{i:05d}.safetensors",
+            ),
         )
         for a, b in ranges
-        for i in range(len(shards(bench.shop, a, b)))
+        for i, (half, _) in enumerate(shards(bench.shop, a, b))
     ]
+    jobs = [job for _, job in halves]
     with bench.progress.stage("covariance", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, bench.wish, lambda job: bar.advance(1))
-        total = made.merged([tree.load(j.output)[0] for j in jobs])
-        tree.save(target, made.means(total, bench.shop.like.dtype), {"artefact": "influence covariance"})
+        _noted(jobs, bench.shop)
+        if not target.exists():
+            total = made.merged(tree.load(j.output)[0] for j in jobs)
+            tree.save(target, made.means(total, bench.shop.like.dtype), {"artefact": "influence covariance"})
+    return [[job for h, job in halves if h == half] for half in (0, 1)]
 
 
 def covariance_shard(arguments: dict[str, Any], part: Path) -> None:
@@ -206,20 +259,24 @@ def _moments(bench: Bench, place: Path, count: int) -> dict[str, Any]:
     ]
     with bench.progress.stage("moments", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, bench.wish, lambda job: bar.advance(1))
-        halves, rows = [], []
-        for half in (0, 1):
-            mine = [tree.load(j.output) for j, (h, _) in zip(jobs, pieces) if h == half]
-            halves.append(made.merged([sums for sums, _ in mine]))
-            rows.append(max(1, sum(facts["rows"] for _, facts in mine)))
-            bench.shop.skipped.update(i for _, facts in mine for i in facts["skipped"])
-        total = made.merged(halves) if halves[1] else halves[0]
-        count = sum(rows) if halves[1] else rows[0]
-        mean = {k: (v / count).to(bench.shop.like.dtype) for k, v in total.items()}
-        tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
-        if not halves[1] or not set(bench.shop.cfg.strategy) & {"ekfac", "diagonal"}:
-            return {}
-        kind = "ekfac" if any(k.startswith("ekfac/") for k in mean) else "diagonal"
-        return made.weigh([{k: v / n for k, v in h.items()} for h, n in zip(halves, rows)], kind)
+        _bases.cache_clear()
+        by_half = [[j for j, (h, _) in zip(jobs, pieces) if h == half] for half in (0, 1)]
+        halves = [made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half]
+        rows = [max(1, _noted(mine, bench.shop)) for mine in by_half]
+    evidence = of_moments(halves, rows, bench.shop.cfg.strategy)
+    count = sum(rows) if halves[1] else rows[0]
+    for key in list(halves[1]):
+        halves[0][key].add_(halves[1].pop(key))
+    mean = {k: (v / count).to(bench.shop.like.dtype) for k, v in halves[0].items()}
+    tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
+    return evidence
+
+
+def _noted(jobs: Sequence[Job], shop: Shop) -> int:
+    """How many rows are in the files of jobs; those that were left out are noted in the shop."""
+    found = [tree.manifest(j.output) for j in jobs]
+    shop.skipped.update(i for facts in found for i in facts["skipped"])
+    return sum(facts["rows"] for facts in found)
 
 
 def moment_shard(arguments: dict[str, Any], part: Path) -> None:
@@ -227,12 +284,14 @@ def moment_shard(arguments: dict[str, Any], part: Path) -> None:
     shop = open_shop(arguments)
     _, order = shards(shop, 0, arguments["last"])[arguments["shard"]]
     strategies = set(shop.cfg.strategy)
-    bases = _bases(Path(arguments["factors"]), shop) if "ekfac" in strategies else None
+    place = Path(arguments["factors"])
+    bases = _bases(place, shop.maps, Factors(place, shop.maps, {}).stamp) if "ekfac" in strategies else None
     _save(part, second_moments(shop, order, bases, "diagonal" in strategies), shop, order)
 
 
-def _bases(place: Path, shop: Shop) -> Any:
-    return Factors(place, shop.maps, {}).bases
+@lru_cache(maxsize=1)  # one shard after another needs the same; the stamp says whether it is
+def _bases(place: Path, maps: tuple[Map, ...], stamp: str) -> Mapping[str, Basis]:
+    return Factors(place, maps, {}).bases
 
 
 def _save(part: Path, tensors: dict[str, Any], shop: Shop, order: np.ndarray) -> None:

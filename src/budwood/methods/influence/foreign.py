@@ -137,6 +137,12 @@ def module_names(model: nn.Module, maps: Sequence[Map]) -> dict[str, str]:
     """The model's own name of every map (kronfluence's keys) by our name."""
     backbone, wrapper = prefixes(model)
     ours = {canonical(f"{n}.weight", backbone, wrapper).removesuffix(".weight"): n for n, _ in model.named_modules()}
+    if lost := [m.name for m in maps if m.name not in ours]:
+        raise StoreError(
+            f"'{lost[0]}' is a matrix that its module applies itself (nn.MultiheadAttention does so with its input "
+            f"projections), not a module of its own{f'; so are {len(lost) - 1} more' if len(lost) > 1 else ''}. "
+            "kronfluence knows only modules. Leave it out: fit with --modules."
+        )
     return {m.name: ours[m.name] for m in maps}
 
 

@@ -11,17 +11,18 @@ RUN/index/
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from budwood.capture.gradients import Question
+from budwood.capture.stream import Map
 from budwood.config.influence import IndexConfig
 from budwood.data.batch import Features, seed_of
 from budwood.data.task import Task
@@ -30,16 +31,18 @@ from budwood.engine.local import run_jobs
 from budwood.engine.run import run_all
 from budwood.errors import StoreError
 from budwood.methods.influence import coordinates as coords
-from budwood.methods.influence.factors import Factors, Setting
-from budwood.methods.influence.fit import Bench, fitted, identity
-from budwood.methods.influence.precondition import measurement
+from budwood.methods.influence.factors import Factors, Setting, differing
+from budwood.methods.influence.fit import Bench, fitted, identity, say_damping
+from budwood.methods.influence.memory import of_index, rows_within
+from budwood.methods.influence.moments import Basis
+from budwood.methods.influence.precondition import all_there, measurement
 from budwood.methods.influence.score import given_factors
-from budwood.methods.influence.stored import Stored, assemble
+from budwood.methods.influence.stored import Stored, assemble, most_of
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
-from budwood.methods.session import Session
+from budwood.methods.session import Session, content
 from budwood.models.reference import ModelRef
 from budwood.params import tree
-from budwood.store.files import read_json, write_json, writing_directory
+from budwood.store.files import digest, read_json, stamps, write_json, writing_directory
 
 HERE = "budwood.methods.influence.index"
 SAMPLE = 512  # training rows whose coordinates' spread is measured
@@ -52,9 +55,10 @@ def index(session: Session) -> dict[str, Any]:
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)
-    factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     parameters = sum(m.out * m.columns for m in shop.maps)
     count = kept_of(cfg, parameters)
+    rows_within(shop, of_index(shop, count, cfg.bits), coords.ROWS)  # too little memory is said before anything is done
+    factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     asked = {
         **own,
         "factors": str(factors.path),
@@ -79,24 +83,29 @@ def index(session: Session) -> dict[str, Any]:
     ]
     with session.progress.stage("index", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, cfg, lambda job: bar.advance(1))
+    _table.cache_clear()
     share = coords.load(chosen.output)[1]
+    skipped = {i for job in jobs for i in tree.manifest(job.output)["skipped"]}
+    rows = len(set(shop.train.ids))
     with session.progress.stage("save"):
         _assemble(session, factors, list(zip(jobs, pieces)), chosen.output)
     for job in [chosen, *jobs]:
         job.output.unlink()
     return {
         "coordinates": count,
+        "answered_with": most_of(count, len(shop.train)),
         "bits": cfg.bits,
         "parameters": parameters,
         "share_of_coordinates": count / parameters,
         "share_of_bytes": count * cfg.bits / (16 * parameters),
         "share_of_energy": share,
         "damping": list(cfg.damping),
+        **say_damping(session.progress, factors, ("ekfac",), cfg.damping),
         "measurement": cfg.measurement,
-        "n": len(shop.train),
-        "train": len(shop.train),
+        "n": rows,
+        "train": rows,
         "bytes": session.run.file("index", "rows.npy").stat().st_size,
-        "skipped": sorted(shop.skipped),
+        "skipped": sorted(skipped),
     }
 
 
@@ -148,24 +157,46 @@ def choose_coordinates(arguments: dict[str, Any], part: Path) -> None:
     asked = shop.read.encode([rows[i] for i in calibration_rows(task, arguments["calibration"], seed)])
     question = measurement(shop.read.objective, arguments["measurement"])
     weights = coords.weights_of(factors, Setting("ekfac", arguments["damping"]), shop.maps)
-    queries = coords.spread(shop, asked, np.arange(len(asked)), question, factors.bases, weights, centred=False)
+    most = rows_within(shop, of_index(shop, arguments["count"], arguments["bits"]), coords.ROWS)
+    queries = coords.spread(shop, asked, np.arange(len(asked)), question, factors.bases, weights, False, most)
     rng = np.random.default_rng(seed_of(seed, "spread"))
     some = np.sort(rng.permutation(len(shop.train))[:SAMPLE])
-    train = coords.spread(shop, shop.train, some, Question(), factors.bases, weights, centred=True)
+    train = coords.spread(shop, shop.train, some, Question(), factors.bases, weights, True, most)
     kept, share = coords.choose(queries, train, weights, arguments["count"])
     coords.save(part, kept, share)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What turns gradients into stored coordinates."""
+
+    bases: Mapping[str, Basis]
+    kept: coords.Coordinates
+    weights: Mapping[str, Tensor]
+
+
+def _stamp(arguments: dict[str, Any]) -> str:
+    return digest([Factors.open(Path(arguments["factors"])).stamp, stamps([Path(arguments["chosen"])])])
+
+
+@lru_cache(maxsize=1)  # one shard after another needs the same; the stamp says whether it is
+def _table(place: str, damping: str, chosen: str, maps: tuple[Map, ...], stamp: str) -> _Table:
+    factors = Factors.open(Path(place))
+    weights = coords.weights_of(factors, Setting("ekfac", damping), maps)
+    return _Table(factors.bases, coords.load(Path(chosen))[0], weights)
 
 
 def index_shard(arguments: dict[str, Any], part: Path) -> None:
     """Job: kept coordinates and norms of one shard of training rows."""
     shop = open_shop(arguments)
-    factors = Factors.open(Path(arguments["factors"]))
-    kept, _ = coords.load(Path(arguments["chosen"]))
+    table = _table(arguments["factors"], arguments["damping"], arguments["chosen"], shop.maps, _stamp(arguments))
     size = shop.cfg.shard_rows
     order = np.argsort(-shop.train.lengths_N, kind="stable")[arguments["shard"] * size :][:size]
-    weights = coords.weights_of(factors, Setting("ekfac", arguments["damping"]), shop.maps)
-    stored, norms = coords.rows_of(shop, order, factors.bases, kept, weights, arguments["bits"])
-    save_file({"rows": stored, "norms": norms}, part)
+    bits = arguments["bits"]
+    most = rows_within(shop, of_index(shop, arguments["count"], bits), coords.ROWS)
+    stored, norms = coords.rows_of(shop, order, table.bases, table.kept, table.weights, bits, most)
+    skipped = [i for i in (shop.train.ids[n] for n in order) if i in shop.skipped]
+    tree.save(part, {"rows": stored, "norms": norms}, {"skipped": skipped})
 
 
 def _assemble(session: Session, factors: Factors, parts: list[tuple[Job, np.ndarray]], chosen: Path) -> None:
@@ -185,7 +216,8 @@ def _assemble(session: Session, factors: Factors, parts: list[tuple[Job, np.ndar
         facts = {"damping": session.cfg.damping[0], "measurement": session.cfg.measurement, "bits": bits}
         facts |= identity(shop)
         inside = factors.path.resolve().is_relative_to(session.run.path.resolve())
-        write_json(part / "index.json", {**facts, "factors": "factors" if inside else str(factors.path.resolve())})
+        outside = {"factors": str(factors.path.resolve()), "content": content(factors.path)} if not inside else {}
+        write_json(part / "index.json", {**facts, "factors": "factors", **outside})
 
 
 @dataclass(frozen=True)
@@ -202,7 +234,12 @@ class Index:
         if not (path / "index.json").exists():
             raise StoreError(f"{run} holds no index. Make one: `budwood influence index MODEL --task TASK`.")
         found = cls(path, shop)
-        Factors(path, (), found.facts).check(identity(shop))
+        if other := differing(found.facts, identity(shop)):
+            raise StoreError(
+                f"{run} holds an index of another model or other settings:\n"
+                + "\n".join(other)
+                + "\nMake one for this model and these settings: `budwood influence index MODEL --task TASK`."
+            )
         return found
 
     @cached_property
@@ -214,7 +251,13 @@ class Index:
     def factors(self) -> Factors:
         """The factors behind it."""
         own = Path(self.facts["factors"])
-        return Factors.open(own if own.is_absolute() else self.path.parent / own)
+        found = Factors.open(own if own.is_absolute() else self.path.parent / own)
+        if "content" in self.facts and self.facts["content"] != content(found.path):
+            raise StoreError(
+                f"The factors in {found.path} have changed since the index in {self.path} was made of them, so its "
+                "numbers mean something else now. Make the index again: `budwood influence index`."
+            )
+        return found
 
     @cached_property
     def kept(self) -> dict[str, coords.Kept]:
@@ -247,7 +290,7 @@ class Index:
 
     @cached_property
     def _length_N(self) -> Tensor:
-        return torch.from_numpy(self.norms).sqrt().clamp_min(1e-30)
+        return torch.from_numpy(self.norms).sqrt()
 
     def ask(self, features: Features, most: int | None = None) -> tuple[np.ndarray, Tensor]:
         """(scores of all training rows [N], the question's coordinates) of one encoded question."""
@@ -259,7 +302,7 @@ class Index:
     def answer(self, u_K: Tensor, most: int | None = None) -> np.ndarray:
         """Scores from a question's coordinates, with `most` of them (None: as many as are quickly multiplied)."""
         score_N = self.stored.product(u_K * self._scale_K, most)
-        return self.by_row((score_N * self._length_N).numpy() / len(score_N))
+        return self.by_row((score_N * self._length_N).numpy()) / len(self.ids)
 
     def by_row(self, score_F: np.ndarray) -> np.ndarray:
         """Scores of features summed to scores of rows."""
@@ -275,26 +318,17 @@ class Index:
         question = measurement(self.shop.read.objective, self.facts["measurement"])
         bases = self.factors.bases
         asked: dict[str, Tensor] = {}
-        coords.gradients(
-            self.shop,
-            features,
-            np.arange(len(features)),
-            question,
-            lambda m, g: asked.__setitem__(m.name, g.sum(0) * self.weights[m.name]),
-            bases,
-        )
+        every = np.arange(len(features))
+        keep = lambda m, g: asked.__setitem__(m.name, g.sum(0) * self.weights[m.name])  # noqa: E731
+        all_there(features, every, coords.gradients(self.shop, features, every, question, keep, bases))
         score = np.zeros(len(wanted))
         place = {int(n): i for i, n in enumerate(wanted)}
         for batch in self.shop.batches(self.shop.train, wanted, most=coords.ROWS):
-            at = [place[int(n)] for n in batch]
             part = torch.zeros(len(batch), dtype=torch.float64)
-            coords.gradients(
-                self.shop,
-                self.shop.train,
-                batch,
-                Question(),
-                lambda m, g, part=part: part.add_(torch.einsum("boi,oi->b", g, asked[m.name]).double()),  # type: ignore[misc]
-                bases,
-            )
-            score[at] = part.numpy()
-        return score / len(self.shop.train)
+
+            def add(m: Map, g: Tensor, part: Tensor = part) -> None:
+                part[: len(g)] += torch.einsum("boi,oi->b", g, asked[m.name]).double()
+
+            took = coords.gradients(self.shop, self.shop.train, batch, Question(), add, bases)
+            score[[place[int(n)] for n in took]] = part[: len(took)].numpy()
+        return score / len(self.ids)

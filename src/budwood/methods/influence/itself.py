@@ -6,6 +6,7 @@ Shapes: S settings, B rows of a batch, N rows, T positions, O out, I in (with th
 from __future__ import annotations
 
 import shutil
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from budwood.config.influence import SelfConfig
 from budwood.engine.jobs import Job
 from budwood.engine.run import run_all
 from budwood.linalg.kron import outer_
-from budwood.methods.influence.factors import Factors, settings_of
-from budwood.methods.influence.fit import Bench, fitted
+from budwood.methods.influence.factors import Factors, Setting, settings_of
+from budwood.methods.influence.fit import Bench, fitted, say_damping
+from budwood.methods.influence.memory import of_self, tokens_within
 from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Work, measurement, precondition
 from budwood.methods.influence.score import given_factors
@@ -36,22 +38,27 @@ def itself(session: Session) -> dict[str, Any]:
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)
+    _tokens(shop, len(settings_of(cfg.strategy, cfg.damping)), 1 + (cfg.measurement != "loss"))
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     given = {**own, "factors": str(factors.path), "damping": list(cfg.damping), "measurement": cfg.measurement}
     order = np.argsort(-shop.train.lengths_N, kind="stable")
     pieces = [order[i : i + cfg.shard_rows] for i in range(0, len(order), cfg.shard_rows)]
     jobs = [
-        Job(f"{HERE}:self_shard", {**given, "shard": i}, session.run.file("parts", f"self-{i:05d}.npy"))
+        Job(f"{HERE}:self_shard", {**given, "shard": i}, session.run.file("parts", f"self-{i:05d}.npz"))
         for i in range(len(pieces))
     ]
     with session.progress.stage("self", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, cfg, lambda job: bar.advance(1))
+    _ready.cache_clear()
     settings = settings_of(cfg.strategy, cfg.damping)
     value_SN = np.zeros((len(settings), len(shop.train)), np.float32)
     for job, piece in zip(jobs, pieces):
-        value_SN[:, piece] = np.load(job.output, allow_pickle=False)
+        with np.load(job.output, allow_pickle=False) as found:
+            value_SN[:, piece] = found["values"]
+            shop.skipped.update(shop.train.ids[piece[i]] for i in found["skipped"])
     with session.progress.stage("save"):
         told = _written(session, shop, [s.text for s in settings], value_SN)
+    told |= say_damping(session.progress, factors, cfg.strategy, cfg.damping)
     shutil.rmtree(session.run.file("parts"))
     return told
 
@@ -86,6 +93,11 @@ def _written(session: Session, shop: Shop, names: list[str], value_SN: np.ndarra
     }
 
 
+@lru_cache(maxsize=1)  # one shard after another needs the same; the stamp says whether it is
+def _ready(place: str, settings: tuple[Setting, ...], stamp: str) -> Preconditioner:
+    return precondition(Factors.open(Path(place)), settings, Work(1, 1, 1.0), "turn")
+
+
 def self_shard(arguments: dict[str, Any], part: Path) -> None:
     """Job: self-influence of one shard of rows, one line per setting."""
     shop = open_shop(arguments)
@@ -93,9 +105,12 @@ def self_shard(arguments: dict[str, Any], part: Path) -> None:
     number = arguments["shard"]
     order = np.argsort(-shop.train.lengths_N, kind="stable")[number * size : (number + 1) * size]
     settings = settings_of(shop.cfg.strategy, arguments["damping"])
-    ready = precondition(Factors.open(Path(arguments["factors"])), settings, Work(1, 1, 1.0), "turn")
+    place = arguments["factors"]
+    ready = _ready(place, settings, Factors.open(Path(place)).stamp)
+    values = self_influence(shop, ready, order, arguments["measurement"]).astype(np.float32)
+    skipped = np.array([i for i, n in enumerate(order) if shop.train.ids[n] in shop.skipped], np.int64)
     with part.open("wb") as f:
-        np.save(f, self_influence(shop, ready, order, arguments["measurement"]).astype(np.float32))
+        np.savez(f, values=values, skipped=skipped)
 
 
 def self_influence(shop: Shop, ready: Preconditioner, order: np.ndarray, measured: str = "loss") -> np.ndarray:
@@ -105,7 +120,7 @@ def self_influence(shop: Shop, ready: Preconditioner, order: np.ndarray, measure
     asked = [measurement(shop.read.objective, "loss")]
     if measured != "loss":
         asked.append(measurement(shop.read.objective, measured))
-    for index in shop.batches(shop.train, order):
+    for index in shop.batches(shop.train, order, tokens=_tokens(shop, len(ready.settings), len(asked))):
         turners = [Turner(ready.bases) for _ in asked]
         seen: dict[str, Sides] = {}
         found = shop.like.new_zeros(len(ready.settings), len(index), dtype=torch.float64)
@@ -120,6 +135,11 @@ def self_influence(shop: Shop, ready: Preconditioner, order: np.ndarray, measure
         took = sweep(shop, shop.train, index, lambda batch: asked, use)
         out[:, [place[int(n)] for n in took]] = found[:, : len(took)].cpu().numpy()
     return out
+
+
+def _tokens(shop: Shop, settings: int, sides: int) -> int:
+    """Tokens per batch within --max-memory."""
+    return tokens_within(shop, of_self(shop, settings, sides, TILE))
 
 
 def _add(found_SB: Any, ready: Preconditioner, m: Map, turners: list[Turner], both: list[Sides]) -> None:

@@ -20,7 +20,8 @@ from budwood.data.batch import Features
 from budwood.errors import StoreError
 from budwood.linalg.kron import turned_back
 from budwood.methods.influence.factors import Factors, Setting
-from budwood.methods.influence.precondition import gradients, measurement
+from budwood.methods.influence.fit import identity
+from budwood.methods.influence.precondition import all_there, gradients, measurement
 from budwood.methods.influence.scores import Matrix, Scores
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.params.graft import Graft, backbone_hash
@@ -46,6 +47,7 @@ def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: P
     if not mask:
         raise StoreError(f"{graft} changes no weight of the {len(shop.maps)} modules that are scored.")
     factors = Factors.open(cfg.factors or run)
+    factors.check(identity(shop))
     task = shop.read.task
     row = next(r for rows in task.splits.values() for r in rows if r.id == scores.query_ids[query])
     asked = query_weights(shop, factors, Setting(matrix.strategy, matrix.damping), shop.read.encode([row]), mask, cfg)
@@ -118,7 +120,8 @@ def query_weights(
         found[m.name] = one_OI.flatten()[mask[m.name]]
 
     question = measurement(shop.read.objective, cfg.measurement)
-    gradients(shop, features, np.arange(len(features)), question, take, factors.bases if rotated else None)
+    every = np.arange(len(features))
+    all_there(features, every, gradients(shop, features, every, question, take, factors.bases if rotated else None))
     return found
 
 
@@ -130,8 +133,8 @@ def masked_scores(shop: Shop, asked: Mapping[str, Tensor], mask: Mapping[str, Te
 
         def take(m: Map, grad_BOI: Tensor, part: Tensor = part) -> None:
             if m.name in mask:
-                part.add_((grad_BOI.flatten(1)[:, mask[m.name]] @ asked[m.name]).double())
+                part[: len(grad_BOI)] += (grad_BOI.flatten(1)[:, mask[m.name]] @ asked[m.name]).double()
 
-        gradients(shop, shop.train, index, Question(), take)
-        score_F[index] = part.numpy()
+        took = gradients(shop, shop.train, index, Question(), take)
+        score_F[took] = part[: len(took)].numpy()
     return score_F

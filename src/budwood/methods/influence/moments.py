@@ -17,6 +17,7 @@ from budwood.capture.questions import questions
 from budwood.capture.stream import Map, Sides
 from budwood.data.batch import Batch
 from budwood.linalg.kron import gram_, mirrored, rotate_first, square_sum_
+from budwood.methods.influence.memory import of_fit, tokens_within
 from budwood.methods.influence.workshop import Shop, sweep
 
 
@@ -99,9 +100,11 @@ def covariances(shop: Shop, order: np.ndarray) -> dict[str, Tensor]:
                 _add_inputs(out[f"A/{m.name}"], m, s)
         gram_(out[f"G/{m.name}"], s.live()[0].reshape(-1, m.out))
 
-    for index in shop.batches(shop.train, order):
+    for index in shop.batches(shop.train, order, tokens=tokens_within(shop, of_fit(shop))):
         sweep(shop, shop.train, index, lambda batch: _ask(shop, batch), use)
-    return {k: mirrored(v) if v.dim() == 2 else v for k, v in out.items()}
+    for key, value in out.items():  # one after the other, so that never all are there twice
+        out[key] = mirrored(value) if value.dim() == 2 else value
+    return out
 
 
 def _add_inputs(total_II: Tensor, m: Map, s: Sides) -> None:
@@ -141,7 +144,7 @@ def second_moments(
         if diagonal or m.diagonal:
             square_sum_(out[f"diagonal/{m.name}"], g_BTO, with_one(a_BTI, m))
 
-    for index in shop.batches(shop.train, order):
+    for index in shop.batches(shop.train, order, tokens=tokens_within(shop, of_fit(shop))):
         sweep(shop, shop.train, index, lambda batch: _ask(shop, batch), use)
         turner.forget()
     return out

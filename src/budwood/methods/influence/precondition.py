@@ -168,11 +168,15 @@ def query_blocks(
                         weighed = turned * ready.weights[m.name, term.setting]
                         put(m.name, term.block, at, turned_back(weighed, basis.q_OO, basis.q_II))
 
-        took = sweep(shop, features, index, lambda batch: (question,), use)
+        all_there(features, index, sweep(shop, features, index, lambda batch: (question,), use))
         turner.forget()
-        if len(took) != len(index):
-            lost = [features.ids[i] for i in set(index) - set(took)]
-            raise ConfigError(f"The query '{lost[0]}' has no finite loss and cannot be explained. Leave it out.")
+
+
+def all_there(features: Features, index: np.ndarray, took: np.ndarray) -> None:
+    """Refuse a query whose loss is not finite: unlike a training row it cannot be left out."""
+    if len(took) != len(index):
+        lost = [features.ids[i] for i in index if i not in set(took.tolist())]
+        raise ConfigError(f"The query '{lost[0]}' has no finite loss and cannot be explained. Leave it out.")
 
 
 def gradients(
@@ -182,8 +186,11 @@ def gradients(
     question: Question,
     take: Callable[[Map, Tensor], None],
     bases: Mapping[str, Basis] | None = None,
-) -> None:
-    """`take(map, grad_BOI)` for one batch of rows: per-example gradients, in the eigenbasis where `bases` are given."""
+) -> np.ndarray:
+    """`take(map, grad_BOI)` for one batch of rows: per-example gradients, in the eigenbasis where `bases` are given.
+
+    Returns which of `index` they are of: rows whose loss is not finite may be left out (see `sweep`).
+    """
     turner = Turner(bases or {})
 
     def use(_: int, m: Map, s: Sides) -> None:
@@ -191,7 +198,7 @@ def gradients(
         pair = turner(m, g_BTO, a_BTI) if bases is not None else (g_BTO, with_one(a_BTI, m))
         take(m, outer_(g_BTO.new_empty(len(g_BTO), m.out, m.columns), *pair))
 
-    sweep(shop, features, index, lambda batch: (question,), use)
+    return sweep(shop, features, index, lambda batch: (question,), use)
 
 
 def ask_loss(_: Batch) -> tuple[Question]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +51,32 @@ def answer(run: Path, cfg: QueryConfig, model: str, task: Task, settings: IndexC
     if cfg.exact:
         score_N = _refined(index, features, score_N, cfg.exact)
     rows = {r.id: r for r in task.rows(settings.train_split)}
+    label = index.facts["damping"]
     show = lambda n, s: {"number": n, "id": index.ids[n], "score": s, **_told(rows[index.ids[n]], task)}  # noqa: E731
     return {
         "run": str(run),
         "strategy": "ekfac",
-        "damping": index.facts["damping"],
+        "damping": label if label != "auto" else f"auto ({index.factors.share('ekfac')[0]:g}mean)",
         "measurement": index.facts["measurement"],
         "sign": "positive = the training row helps the query",
         "scale": f"divided by the {len(index.ids):,} training rows",
         "within": "",
-        "note": f"the {cfg.exact} best and worst rows were scored again with all coordinates" if cfg.exact else "",
+        "note": "; ".join(_notes(index, cfg.exact)),
         "train": len(index.ids),
         "query": {"number": 0, "id": "asked", "text": row.text, **({"pair": row.pair} if row.pair else {}), **told},
         "top": [show(n, s) for n, s in best(score_N, cfg.top)],
         "bottom": [show(n, -s) for n, s in best(-score_N, cfg.bottom)],
         "milliseconds": {"backward": 1e3 * backward, "beyond": 1e3 * max(0.0, whole - backward), "whole": 1e3 * whole},
     }
+
+
+def _notes(index: Index, exact: int) -> Iterator[str]:
+    """What was left out of the answer, and what was done about it."""
+    kept = len(index.stored.table)
+    if index.stored.most < kept:
+        yield f"answered with the {index.stored.most:,} of {kept:,} coordinates that weigh most for this text"
+    if exact:
+        yield f"the {exact} best and worst rows were scored again with all coordinates"
 
 
 def plain_backward(index: Index, features: Any) -> None:

@@ -30,7 +30,7 @@ from budwood.engine.run import run_all
 from budwood.errors import ConfigError, DataError, nearest
 from budwood.linalg.ranking import spearman_by_row
 from budwood.methods.influence.factors import Factors, Setting, settings_of
-from budwood.methods.influence.fit import Bench, fitted, identity
+from budwood.methods.influence.fit import Bench, fitted, identity, say_damping
 from budwood.methods.influence.pairs import TILE, Blocks, Meeting, OnDisk, Resident
 from budwood.methods.influence.precondition import (
     Preconditioner,
@@ -121,6 +121,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
     arguments = {
         **own,
         "factors": str(factors.path),
+        "stamp": [shop.hash, factors.stamp],
         "score": {k: v for k, v in cfg.model_dump(mode="json").items() if k in ScoreConfig.model_fields},
         "place": str(place),
     }
@@ -385,6 +386,7 @@ def _facts(session: Session, outcomes: Sequence[Outcome], rows: int) -> dict[str
             "fisher": first.shop.labels,
             "fit_rows": first.factors.facts["fit_rows"],
             "evidence": first.factors.facts["evidence"],
+            **say_damping(session.progress, first.factors, cfg.strategy, cfg.damping),
             "not_covered": sorted(first.shop.left),
             "skipped": sorted(first.shop.skipped),
         }

@@ -70,6 +70,15 @@ def assemble(path: Path, parts: Sequence[tuple[Path, np.ndarray]], size: int, bi
     table.flush()
 
 
+def most_of(kept: int, rows: int) -> int:
+    """How many of the coordinates kept of so many training rows are multiplied for one question.
+
+    >>> most_of(1000, 2400), most_of(10_000_000, 2400), most_of(10_000_000, 10**6)
+    (1000, 223696, 16384)
+    """
+    return min(kept, max(MOST, NUMBERS // max(1, rows)))
+
+
 @dataclass(frozen=True)
 class Stored:
     """The table of a file that `assemble` wrote."""
@@ -83,11 +92,16 @@ class Stored:
         """Mapped, not read."""
         return cls(torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False)), rows, bits)
 
+    @property
+    def most(self) -> int:
+        """Coordinates that a question is answered with: all, or as many of the strongest as `NUMBERS` allow."""
+        return most_of(len(self.table), self.rows)
+
     def product(self, weight_K: Tensor, most: int | None = None) -> Tensor:
         """sum_N over coordinates of weight times stored value; `most`: only the strongest weights are multiplied
         (None: as many as `NUMBERS` allow).
         """
-        most = max(MOST, NUMBERS // max(1, self.rows)) if most is None else most
+        most = self.most if most is None else most
         strong = weight_K.abs().topk(most).indices.sort().values if most < len(weight_K) else None
         weight_K = weight_K if strong is None else weight_K[strong]
         wide = self.table.shape[1]

@@ -1,0 +1,105 @@
+"""How much damping `auto` means: the least at which scores by two halves of the training rows agree.
+
+Every strategy has its own curvature and so its own answer.
+Shapes: O out, I in (with the bias's 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from budwood.capture.stream import Map
+from budwood.linalg.kron import reliability
+from budwood.methods.influence.factors import Factors, means
+from budwood.methods.influence.moments import Basis
+
+SHARES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # of the mean; less was seen to leave ranks to chance
+RELIABLE = 0.95  # agreement of scores by two halves of the rows that --damping auto asks for
+SAMPLE = 1 << 16  # numbers per map that the evidence is taken on
+Pair = tuple[Tensor, Tensor]
+
+
+def weigh(pairs: Iterable[Pair]) -> dict[str, Any]:
+    """The least share of each module's mean that makes scores by one half of the rows agree with those by the other.
+
+    `pairs`: the curvature [O, I] of every map by either half. "best": that share; "sweep": the agreement (expected
+    correlation) at every share.
+    """
+    sums = {share: [0.0, 0.0, 0.0] for share in SHARES}
+    for first, second in ((a.flatten(), b.flatten()) for a, b in pairs):
+        mean = float((first.double().mean() + second.double().mean()) / 2)
+        step = max(1, len(first) // SAMPLE)
+        for share in SHARES:
+            found = reliability(first[::step], second[::step], share * mean)
+            sums[share] = [a + step * b for a, b in zip(sums[share], found)]
+    sweep = [{"share": s, "agreement": round(c / (a * b) ** 0.5, 6) if a * b else 0.0} for s, (c, a, b) in sums.items()]
+    best = next((x["share"] for x in sweep if x["agreement"] >= RELIABLE), SHARES[-1])
+    return {"best": best, "of": "mean", "sweep": sweep}
+
+
+def of_moments(halves: Sequence[Mapping[str, Tensor]], rows: Sequence[int], asked: Iterable[str]) -> dict[str, Any]:
+    """Evidence for ekfac and diagonal from sums of second moments over so many rows of either half."""
+    found = {}
+    for strategy in ("ekfac", "diagonal"):
+        keys = [k for k in halves[0] if k.startswith(f"{strategy}/")]
+        if keys and strategy in asked and halves[1]:
+            found[strategy] = weigh((halves[0][k] / rows[0], halves[1][k] / rows[1]) for k in keys)
+    return found
+
+
+def of_covariances(
+    halves: Iterable[dict[str, Tensor]], bases: Mapping[str, Basis], maps: Sequence[Map]
+) -> dict[str, Any]:
+    """Evidence for kfac from covariance sums of either half, in the eigenbasis of both; halves are taken in turn."""
+    turned = [m for m in maps if not m.diagonal]
+    sides = []
+    for half in halves:
+        if half:
+            sides.append(_spectra(means(half, torch.float64), bases, turned))
+        del half  # before the next one is added up
+    if len(sides) < 2 or not turned:
+        return {}
+
+    def pairs() -> Iterator[Pair]:
+        for m in turned:
+            one, other = (s[f"G/{m.name}"][:, None] * s[f"A/{m.source}"][None, :] for s in sides)
+            yield one, other
+
+    return {"kfac": weigh(pairs())}
+
+
+def _spectra(covariance: Mapping[str, Tensor], bases: Mapping[str, Basis], maps: Sequence[Map]) -> dict[str, Tensor]:
+    """Diagonals of covariances in the eigenbasis, by their keys."""
+    found: dict[str, Tensor] = {}
+    for m in maps:
+        for key, q in ((f"G/{m.name}", bases[m.name].q_OO), (f"A/{m.source}", bases[m.name].q_II)):
+            if key not in found:
+                exact = q.double()
+                found[key] = (exact * (covariance[key] @ exact)).sum(0).clamp_min(0)
+    return found
+
+
+def told(factors: Factors, strategies: Iterable[str]) -> dict[str, str]:
+    """What `--damping auto` comes to for every strategy, and why, in words."""
+    found = {}
+    for strategy in strategies:
+        share, source = factors.share(strategy)
+        text = f"{share:g} x the mean curvature of each module"
+        if source is None:
+            text += (
+                f", the usual share: these factors cannot tell (needed: two halves of the rows, fitted for {strategy})"
+            )
+        elif source != strategy:
+            text += f", as for {source}: the factors were not fitted for {strategy}"
+        else:
+            sweep = factors.facts["evidence"][strategy]["sweep"]
+            shown = ", ".join(f"{x['agreement']:.3f} at {x['share']:g}" for x in sweep)
+            met = max(x["agreement"] for x in sweep) >= RELIABLE
+            asked = f"at least {RELIABLE:g} is asked for" if met else f"none reaches {RELIABLE:g}"
+            text += f"; agreement of scores by two halves of the rows: {shown}; {asked}"
+        found[strategy] = text
+    return found
