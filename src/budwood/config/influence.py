@@ -102,7 +102,7 @@ class ScoreConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfi
         None, description="Split of the queries; default: test where it has labels, else validation."
     )
     queries: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
-        (), description="A number: the first rows of the query split; or row ids."
+        (), description="A number: the first rows of the query split; or row ids (id:79: the one row '79')."
     )
     measurement: Annotated[str, Parameter(group=INFLUENCE)] = Field(
         "margin", description="What is explained of a query: margin, loss, or a user's function as package.module:name."
@@ -142,6 +142,8 @@ class ScoreConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfi
         _check_strategies(self.strategy, (*STRATEGIES, *BASELINES))
         if unknown := set(self.aggregate) - {"query", "train"}:
             raise ValueError(f"--aggregate was given '{min(unknown)}': give query, train or both")
+        if self.per_token and "train" in self.aggregate:
+            raise ValueError("--per-token divides training rows, --aggregate train sums over them: leave one away")
         return self
 
 

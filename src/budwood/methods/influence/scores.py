@@ -45,6 +45,10 @@ class Matrix:
     dtype: Stored = "float32"
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    def kept(self, values: np.ndarray) -> np.ndarray:
+        """Numbers as they come back from disk."""
+        return unpack(pack(values, self.dtype), self.dtype)
+
     @property
     def name(self) -> str:
         """The file's stem.

@@ -91,9 +91,14 @@ def settings_for(cfg: Any, model: str) -> dict[str, Any]:
 
 
 def open_shop(settings: dict[str, Any], task: Task | None = None) -> Shop:
-    """The shop of these settings; the same process opens it once, and again when the model's files have changed."""
+    """The shop of these settings; the same process opens it once, and again when the model's files or rows changed."""
     now = stamp(_ref(settings))
-    return _open(Key(canonical({"stamp": now, **{k: settings[k] for k in ("model", "cfg")}}), task))
+    key = Key(canonical({"stamp": now, **{k: settings[k] for k in ("model", "cfg")}}), task)
+    shop = _open(key)
+    if task is not None and shop.read.task.digest != task.digest:
+        _open.cache_clear()
+        shop = _open(key)
+    return shop
 
 
 def _ref(settings: dict[str, Any]) -> ModelRef:
