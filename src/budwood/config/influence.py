@@ -41,6 +41,11 @@ class FactorConfig(Config):
         (), description="Also embedding, layernorm: covered with a diagonal."
     )
     train_split: Annotated[str, Parameter(group=INFLUENCE)] = Field("train", description="Split of the training rows.")
+    reduce: Annotated[Literal["mean", "sum"] | None, Parameter(group=INFLUENCE)] = Field(
+        None,
+        description="Loss of a row with several targets, such as the words of a text: their mean (per token) or sum "
+        "(per sequence); default: as the model was tuned.",
+    )
     skip_nan: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(
         False, description="Leave out rows whose loss is not finite, and list them, instead of stopping."
     )

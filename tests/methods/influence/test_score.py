@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from budwood.config.influence import ScoreConfig
+from budwood.data.batch import IGNORE
 from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, DataError
 from budwood.methods.influence import by_token, factors, pairs
@@ -20,6 +21,7 @@ from budwood.methods.influence.pairs import OnDisk, Resident
 from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
 from budwood.methods.influence.queries import query_rows
 from budwood.methods.influence.scores import Scores
+from budwood.methods.influence.workshop import open_shop, settings_for
 from budwood.studies.api import run
 from tests.cases import write_model
 from tests.methods.influence.toys import fit, scores, toy
@@ -92,6 +94,27 @@ def test_tokens_of_texts_in_pieces_belong_to_their_row(texts: Any, tmp_path: Pat
     one = Scores.open(run("influence score", model, task, {**wish, "queries": ("long",), "out": tmp_path / "b"}).run)
     assert one.whole().shape == (1, 5)
     np.testing.assert_allclose(one.row(0), found.row(0), rtol=2e-3, atol=1e-4 * np.abs(found.row(0)).max())
+
+
+def test_the_loss_is_reduced_as_the_model_was_tuned(texts: Any, tmp_path: Path) -> None:
+    model, task = texts
+    task = Task("toy-text", "text", {**task.splits, "validation": task.splits["validation"][::2]}, metric="lm_loss")
+    recipe = {"mode": "mlm", "max_length": 32, "reduce": "sum", "max_steps": 2, "threads": 1, "out": tmp_path / "ft"}
+    tuned = run("finetune", model, task, recipe)
+    wish = {**COMMON, "strategy": ("identity",), "scale": "sum"}
+    own, mean = (
+        Scores.open(run("influence score", tuned, task, {**wish, **more, "out": tmp_path / n}).run).whole()
+        for n, more in (("own", {}), ("mean", {"reduce": "mean"}))
+    )
+    shop = open_shop(settings_for(ScoreConfig(task="toy-text", **wish), str(tuned.run)), task)
+    assert shop.read.objective.reduce == "sum" and len(shop.train) == 5  # type: ignore[attr-defined]
+    batch = shop.read.feed(shop.train)(np.arange(5), 0)
+    count_N = (batch.targets["target"] != IGNORE).sum(1).numpy()
+    assert len(set(count_N)) > 1
+    np.testing.assert_allclose(own, mean * count_N, rtol=1e-3, atol=1e-5 * np.abs(own).max())
+    fitted = run("influence fit", tuned, task, {"threads": 1, "reduce": "mean", "out": tmp_path / "fit"})
+    with pytest.raises(ConfigError, match="reduce: 'mean' there, 'sum' now"):
+        run("influence score", tuned, task, {**COMMON, "factors": fitted.run, "out": tmp_path / "x"})
 
 
 def test_tokens_of_a_sum_over_rows_are_refused() -> None:

@@ -122,6 +122,7 @@ def identity(shop: Shop) -> dict[str, Any]:
         "train_split": shop.cfg.train_split,
         "fisher": shop.labels,
         "mode": shop.read.mode,
+        "reduce": getattr(shop.read.objective, "reduce", "mean"),
         "seed": shop.cfg.seed if shop.labels == "sampled" else 0,
         "modules": [m.name for m in shop.maps],
     }

@@ -27,7 +27,7 @@ from budwood.errors import ConfigError, ModelError
 from budwood.models.identity import model_hash
 from budwood.models.load import load
 from budwood.models.mode import in_mode
-from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading
+from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading, tuned_with
 from budwood.models.reference import ModelRef, resolve, stamp
 from budwood.params.select import matching
 from budwood.store.files import canonical
@@ -109,8 +109,9 @@ def _ref(settings: dict[str, Any]) -> ModelRef:
 def _open(key: Key) -> Shop:
     settings = json.loads(key.settings)
     ref = _ref(settings)
-    cfg: FitConfig = as_tuned(FitConfig(**settings["cfg"]), ref)
-    task = key.task or load_task(cfg)
+    plain = FitConfig(**settings["cfg"])
+    task = key.task or load_task(plain)
+    cfg: FitConfig = as_tuned(plain, ref, task.kind)
     mode = mode_for(cfg, task, ref)
     loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
     if any(name.startswith("head.") for name in loaded.fresh):
@@ -118,7 +119,8 @@ def _open(key: Key) -> Shop:
             f"'{ref.text}' has no trained head for task '{task.name}', so its influence would be that of random "
             "weights. Fine-tune it first, or use --mode prompt or mlm."
         )
-    read = reading(loaded, task, cfg, mode, cfg.seed)
+    reduce = cfg.reduce or tuned_with(ref, cfg.task).get("reduce") or "mean"
+    read = reading(loaded, task, cfg, mode, cfg.seed, reduce)
     return shop_of(read, read.encode(task.rows(cfg.train_split)), cfg)
 
 
