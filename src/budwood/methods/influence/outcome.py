@@ -22,7 +22,7 @@ from budwood.linalg.ranking import spearman_by_row
 from budwood.methods.influence.asked import Asked
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.scores import TOKENS, Desk, Matrix, Stored, Tokens, writing_scores
-from budwood.methods.influence.workshop import Shop
+from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
 
 STORED: dict[str, Stored] = {"float32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -126,10 +126,10 @@ def words_of(shop: Shop) -> Tokens:
 def write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row]) -> dict[str, Any]:
     """The matrices of all settings, averaged over models, and what there is to tell."""
     cfg: ScoreConfig = session.cfg
-    train = session.task.rows(cfg.train_split)
-    train_ids = list(dict.fromkeys(outcomes[0].shop.train.ids)) if outcomes else [r.id for r in train]
+    shop = outcomes[0].shop if outcomes else open_shop(settings_for(cfg, session.models[0].text), session.task)
+    train_ids = list(dict.fromkeys(shop.train.ids))
     scale = 1.0 / len(train_ids) if cfg.scale == "mean" else 1.0
-    facts = _facts(session, outcomes, len(train_ids))
+    facts = _facts(session, outcomes, len(train_ids)) | _without_text(session, train_ids)
     tokens = words_of(outcomes[0].shop) if outcomes and cfg.per_token else None
     query_ids = ["all"] if "query" in cfg.aggregate else [r.id for r in queries]
     sum_train = "train" in cfg.aggregate
@@ -156,6 +156,15 @@ def write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row])
     for name, agreed in agreement.items():
         session.progress.say(f"{name}: mean Spearman of {cfg.dtype} against float32 {agreed:.5f}")
     return told
+
+
+def _without_text(session: Session, there: Sequence[str]) -> dict[str, Any]:
+    """Training rows in which the model finds nothing to predict: they have no column, and that is said."""
+    known = set(there)
+    lost = [r.id for r in session.task.rows(session.cfg.train_split) if r.id not in known]
+    if lost:
+        session.progress.say(f"{len(lost)} training rows have no text to learn from and no score, such as '{lost[0]}'.")
+    return {"without_text": lost} if lost else {}
 
 
 def _mean(parts: Sequence[np.ndarray], scale: float) -> np.ndarray:
