@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from budwood.config.base import Config
 from budwood.config.data import DATA, DataConfig
 from budwood.config.finetune import ReadConfig
-from budwood.config.run import JobsConfig, RunConfig, Switch
+from budwood.config.run import RUNNING, JobsConfig, RunConfig, Switch
 
 INFLUENCE = Group("Influence", sort_key=3)
 STRATEGIES = ("ekfac", "kfac", "diagonal", "identity")  # by per-example gradients and curvature
@@ -53,7 +53,13 @@ class FactorConfig(Config):
         512, ge=1, description="Rows per file of partial results: what is lost when a run is killed."
     )
     max_memory: Annotated[str | None, Parameter(group=INFLUENCE)] = Field(
-        None, description="Most memory to use, e.g. 2GB; default: half of what is free."
+        None, description="Most memory of all --workers together, e.g. 2GB; default: half of what is free."
+    )
+    workers: Annotated[int, Parameter(group=RUNNING)] = Field(
+        1, ge=1, description="Shards of rows at a time, each on one core: as many as there are cores is fastest."
+    )
+    threads: Annotated[int | None, Parameter(group=RUNNING)] = Field(
+        None, ge=1, description="CPU threads outside of shards, which have one each: see --workers. Default: all cores."
     )
     profile: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(False, description="Print and store a phase table.")
 
@@ -130,10 +136,12 @@ class ScoreConfig(FactorConfig, DampingConfig, ReadConfig, DataConfig, JobsConfi
         "mean", description="mean: scores divided by the number of training rows; sum: not."
     )
     dtype: Annotated[DType, Parameter(group=INFLUENCE)] = Field(
-        "float32", description="bf16, fp16: computed so where the hardware does, else stored so."
+        "float32",
+        description="How scores are stored; with bf16 they are also computed so where the processor has "
+        "instructions for it. fp16 has one scale per matrix. How near they are to float32 is printed.",
     )
     query_batch: Annotated[int | None, Parameter(group=INFLUENCE)] = Field(
-        None, ge=1, description="Queries per tile; default: by memory."
+        None, ge=1, description="Most queries per backward pass; default: 64, fewer where they are long."
     )
     train_batch: Annotated[int | None, Parameter(group=INFLUENCE)] = Field(
         None, ge=1, description="Most training rows per batch; default: by length."

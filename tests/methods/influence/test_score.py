@@ -22,6 +22,7 @@ from budwood.methods.influence.precondition import Work, measurement, preconditi
 from budwood.methods.influence.queries import query_rows
 from budwood.methods.influence.scores import Scores
 from budwood.methods.influence.workshop import open_shop, settings_for
+from budwood.store.files import read_json
 from budwood.studies.api import run
 from tests.cases import write_model
 from tests.methods.influence.toys import fit, scores, toy
@@ -248,3 +249,16 @@ def test_a_number_counts_rows_and_an_id_names_one() -> None:
     for wrong in ("id:9", "0"):
         with pytest.raises(DataError, match="no row '9'|asks about nothing"):
             asked(wrong)
+
+
+@pytest.mark.parametrize("verb,phase", [("fit", "moments"), ("score", "scores"), ("self", "self"), ("index", "index")])
+def test_a_profile_counts_jobs(verb: str, phase: str, tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {"threads": 1, "shard_rows": 5, "profile": True, "out": tmp_path / "run"}
+    made = run(f"influence {verb}", model, task, wish)
+    table = {r["phase"]: r for r in read_json(made.run / "profile.json")}
+    # 24 rows in fives: two halves of twelve in three each for factors, five for the rest
+    want = {"load": 1, "covariance": 6, "eigen": 4, "moments": 6, phase: 6 if verb == "fit" else 5}
+    assert {k: table[k]["calls"] for k in want} == want
+    assert sum(r["percent"] for r in table.values()) == pytest.approx(100, abs=1)
+    assert [r["phase"] for r in made.metrics["profile"]] == list(table)

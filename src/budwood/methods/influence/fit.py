@@ -22,6 +22,7 @@ from budwood.engine.run import Wish, run_all
 from budwood.methods.influence import factors as made
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.moments import covariances, second_moments
+from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
 from budwood.params import tree
@@ -39,7 +40,7 @@ def fit(session: Session) -> dict[str, Any]:
     with session.progress.stage("load"):
         shop = open_shop(settings, session.task)
     factors = fitted(Bench(shop, settings, session.run.path / "factors", cfg, session.progress))
-    return told(factors, shop)
+    return profiled(session, told(factors, shop))
 
 
 def told(factors: Factors, shop: Shop) -> dict[str, Any]:

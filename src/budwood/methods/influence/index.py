@@ -33,6 +33,7 @@ from budwood.methods.influence import coordinates as coords
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.fit import Bench, fitted, identity
 from budwood.methods.influence.precondition import measurement
+from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.score import given_factors
 from budwood.methods.influence.stored import Stored, assemble
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
@@ -84,7 +85,7 @@ def index(session: Session) -> dict[str, Any]:
         _assemble(session, factors, list(zip(jobs, pieces)), chosen.output)
     for job in [chosen, *jobs]:
         job.output.unlink()
-    return {
+    told = {
         "coordinates": count,
         "bits": cfg.bits,
         "parameters": parameters,
@@ -98,6 +99,7 @@ def index(session: Session) -> dict[str, Any]:
         "bytes": session.run.file("index", "rows.npy").stat().st_size,
         "skipped": sorted(shop.skipped),
     }
+    return profiled(session, told)
 
 
 def estimate(cfg: IndexConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:

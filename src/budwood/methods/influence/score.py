@@ -25,7 +25,7 @@ from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.fit import Bench, fitted, identity
 from budwood.methods.influence.outcome import Outcome, assembled, write
 from budwood.methods.influence.pairs import Meeting
-from budwood.methods.influence.profile import profile
+from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.queries import encoded, query_rows, warn_overlap
 from budwood.methods.influence.workshop import ROWS, Shop, open_shop, settings_for
 from budwood.methods.session import Session
@@ -45,11 +45,9 @@ def score(session: Session) -> dict[str, Any]:
             outcomes.append(scored(cfg, model, session.task, place, session.progress))
     with session.progress.stage("save"):
         told = write(session, outcomes, rows)
-    if cfg.profile:
-        told["profile"] = profile(session)
     for parts in session.run.path.rglob("parts"):
         shutil.rmtree(parts)
-    return told
+    return profiled(session, told)
 
 
 def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Progress) -> Outcome:
