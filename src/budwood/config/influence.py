@@ -56,7 +56,9 @@ class FactorConfig(Config):
         None, description="Most memory of all --workers together, e.g. 2GB; default: half of what is free."
     )
     workers: Annotated[int, Parameter(group=RUNNING)] = Field(
-        1, ge=1, description="Shards of rows at a time, each on one core: as many as there are cores is fastest."
+        1,
+        ge=1,
+        description="Shards of rows at a time, each on one core in a process of its own; results do not change.",
     )
     threads: Annotated[int | None, Parameter(group=RUNNING)] = Field(
         None, ge=1, description="CPU threads outside of shards, which have one each: see --workers. Default: all cores."

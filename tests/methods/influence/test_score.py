@@ -262,3 +262,14 @@ def test_a_profile_counts_jobs(verb: str, phase: str, tuned: Any, tmp_path: Path
     assert {k: table[k]["calls"] for k in want} == want
     assert sum(r["percent"] for r in table.values()) == pytest.approx(100, abs=1)
     assert [r["phase"] for r in made.metrics["profile"]] == list(table)
+
+
+@pytest.mark.slow
+def test_workers_do_not_change_the_bytes(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {**COMMON, "strategy": ("identity",), "queries": ("3",), "shard_rows": 12, "per_layer": True}
+    one, two = (
+        run("influence score", model, task, {**wish, "workers": n, "out": tmp_path / str(n)}).run for n in (1, 2)
+    )
+    for file in sorted((one / "scores").iterdir()):
+        assert file.read_bytes() == (two / "scores" / file.name).read_bytes(), file.name

@@ -27,7 +27,7 @@ from budwood.methods.influence.outcome import Outcome, assembled, write
 from budwood.methods.influence.pairs import Meeting
 from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.queries import encoded, query_rows, warn_overlap
-from budwood.methods.influence.workshop import ROWS, Shop, open_shop, settings_for
+from budwood.methods.influence.workshop import ROWS, Shop, open_shop, rows_for, settings_for
 from budwood.methods.session import Session
 from budwood.store.progress import Progress
 
@@ -52,7 +52,7 @@ def score(session: Session) -> dict[str, Any]:
 
 def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Progress) -> Outcome:
     """Scores of one model, its factors fitted at `place` where none are given."""
-    own = settings_for(cfg, model)
+    own = settings_for(cfg, model) | rows_for(cfg, task, place)
     with progress.stage("load"):
         shop = open_shop(own, task)
         encoded(shop.read, query_rows(task, cfg))  # what cannot be asked is refused before the work
