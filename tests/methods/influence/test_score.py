@@ -15,7 +15,9 @@ from budwood.config.influence import ScoreConfig
 from budwood.data.batch import IGNORE
 from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, DataError
-from budwood.methods.influence import by_token, factors, pairs
+from budwood.linalg.ranking import spearman_by_row
+from budwood.methods.influence import asked, by_token, factors, pairs
+from budwood.methods.influence import score as method
 from budwood.methods.influence.factors import Setting
 from budwood.methods.influence.pairs import OnDisk, Resident
 from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
@@ -192,9 +194,9 @@ def test_no_tile_outgrows_its_size() -> None:
     for out, into in ((384, 1536), (1536, 384), (2, 768), (3072, 768)):
         m = pairs.Map("m", "m.weight", "m.bias", out, into, "m")
         for count in (1, 7, 256):
-            for asked in (1, 64, 2000, 100_000):
-                high, wide = pairs.tile(m, count, asked)
-                assert 1 <= high <= out and 1 <= wide <= asked
+            for queries in (1, 64, 2000, 100_000):
+                high, wide = pairs.tile(m, count, queries)
+                assert 1 <= high <= out and 1 <= wide <= queries
                 assert high * wide * m.columns <= pairs.QUERY_TILE and count * high * m.columns <= pairs.TILE
 
 
@@ -215,8 +217,6 @@ def test_memory_is_shared_by_workers_and_asked_of_sums_too(tuned: Any, tmp_path:
 
 
 def test_queries_on_disk_give_the_same_bytes(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from budwood.methods.influence import asked
-
     model, task = tuned
     wish = {**COMMON, "queries": ("3",), "per_token": True, "shard_rows": 9}
     one = run("influence score", model, task, {**wish, "out": tmp_path / "one"}).run
@@ -273,3 +273,37 @@ def test_workers_do_not_change_the_bytes(tuned: Any, tmp_path: Path) -> None:
     )
     for file in sorted((one / "scores").iterdir()):
         assert file.read_bytes() == (two / "scores" / file.name).read_bytes(), file.name
+
+
+@pytest.mark.parametrize("more", [{}, {"aggregate": ("query",)}])
+def test_bf16_is_compared_with_float32_computed_as_such(
+    more: Any, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    wish = {**COMMON, "strategy": ("ekfac", "identity"), **more}
+    exact = Scores.open(run("influence score", model, task, {**wish, "out": tmp_path / "exact"}).run)
+    monkeypatch.setattr(method, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(asked, "CHECKED", 4)
+    made = run("influence score", model, task, {**wish, "dtype": "bf16", "out": tmp_path / "half"})
+    half = Scores.open(made.run)
+    for setting, strategy in (("ekfac@0.1mean", "ekfac"), ("identity", "identity")):
+        got, want = half.whole(half.find(strategy)), exact.whole(exact.find(strategy))
+        agreed = spearman_by_row(got, want)[:: 1 if more else 3]  # four of ten queries
+        told = made.metrics["agreement"][setting]
+        assert told["queries"] == len(agreed) and told["least"] == pytest.approx(agreed.min(), abs=1e-9)
+        assert told["mean"] == pytest.approx(agreed.mean(), abs=1e-9)
+        assert more or told["least"] < 1
+
+
+def test_fp16_keeps_small_scores(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {**COMMON, "strategy": ("ekfac", "tracin"), "damping": ("1e9",), "queries": ("2",), "per_token": True}
+    want, got = (
+        Scores.open(run("influence score", model, task, {**wish, "dtype": d, "out": tmp_path / d}).run)
+        for d in ("float32", "fp16")
+    )
+    for strategy in ("ekfac", "tracin"):
+        plain, kept = (x.whole(x.find(strategy)) for x in (want, got))
+        np.testing.assert_allclose(kept, plain, rtol=1e-3, atol=1e-6 * np.abs(plain).max())
+    assert np.abs(want.row(0)).max() < 6e-8  # below what float16 can hold without a scale
+    np.testing.assert_allclose(got.token_row(0, 3)[1], want.token_row(0, 3)[1], rtol=1e-3, atol=1e-14)

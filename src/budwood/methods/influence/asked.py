@@ -34,6 +34,7 @@ from budwood.params.select import layer_of
 from budwood.store.files import canonical, file_digest
 
 HERE = "budwood.methods.influence.asked"
+CHECKED = 16  # queries on which bfloat16 is compared with float32
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,24 @@ class Asked:
     def rows(self) -> int:
         """Rows of the blocks: pieces of queries, or 1 where they are summed."""
         return 1 if self.summed else len(self.queries)
+
+    @property
+    def half(self) -> bool:
+        """Whether products are in bfloat16: decided once, whatever machine a shard is on."""
+        return bool(self.given["half"])
+
+    @cached_property
+    def checked(self) -> tuple[str, ...]:
+        """Queries whose scores are also computed in float32, to be compared."""
+        every = list(dict.fromkeys(self.queries.ids))
+        return tuple(every[:: max(1, -(-len(every) // CHECKED))]) if self.half else ()
+
+    @cached_property
+    def exact(self) -> tuple[int, ...]:
+        """Rows of the blocks that belong to them."""
+        if self.summed:
+            return (0,) if self.half else ()
+        return tuple(i for i, own in enumerate(self.queries.ids) if own in set(self.checked))
 
     @cached_property
     def groups(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from budwood.errors import ConfigError
 from budwood.linalg.retrieval import bm25, tfidf, word_counts
 from budwood.methods.influence.gradients import TOKENS, Pairing, by_row, datainf_scores, dot_scores, trak_scores
 from budwood.methods.influence.queries import encoded
-from budwood.methods.influence.scores import Desk, Matrix
+from budwood.methods.influence.scores import STORED, Desk, Matrix, unit_for
 from budwood.methods.influence.workshop import open_shop, settings_for
 from budwood.methods.session import Session
 
@@ -56,7 +56,7 @@ def write_baselines(session: Session, desk: Desk, queries: Sequence[Row], wanted
     """Put the matrices of these baselines beside the others, scaled and summed as they are."""
     cfg: ScoreConfig = session.cfg
     sides = [_pairing(session, m, queries) for m in [session.models[0].text, *cfg.checkpoints]]
-    stored = {"float32": "float32", "bf16": "bfloat16", "fp16": "float16"}[cfg.dtype]
+    stored = STORED[cfg.dtype]
     for name in wanted:
         with session.progress.stage(name):
             value_QN = baseline(name, sides, cfg.checkpoint_rates, cfg.projection)
@@ -64,7 +64,8 @@ def write_baselines(session: Session, desk: Desk, queries: Sequence[Row], wanted
             value_QN = value_QN / len(sides[0].train_rows)
         for axis, side in enumerate(("query", "train")):
             value_QN = value_QN.sum(axis, keepdims=True) if side in cfg.aggregate else value_QN
-        desk.put(Matrix(name, main=True, dtype=stored), slice(None), slice(None), value_QN)  # type: ignore[arg-type]
+        matrix = Matrix(name, main=True, dtype=stored, unit=unit_for(value_QN, stored))
+        desk.put(matrix, slice(None), slice(None), value_QN)
 
 
 def _pairing(session: Session, model: str, queries: Sequence[Row]) -> Pairing:

@@ -21,11 +21,10 @@ from budwood.engine.jobs import Job
 from budwood.linalg.ranking import spearman_by_row
 from budwood.methods.influence.asked import Asked
 from budwood.methods.influence.factors import Factors, Setting
-from budwood.methods.influence.scores import TOKENS, Desk, Matrix, Stored, Tokens, writing_scores
+from budwood.methods.influence.scores import STORED, TOKENS, Desk, Matrix, Tokens, unit_for, writing_scores
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
 
-STORED: dict[str, Stored] = {"float32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 SIGN = "positive = the training row helps the query"
 LARGE = 1 << 26  # bytes from which sums lie in a file
 
@@ -38,6 +37,8 @@ class Outcome:
     groups: tuple[str, ...]
     total_SGQN: np.ndarray
     tokens_SQM: np.ndarray | None
+    exact_SKN: np.ndarray | None
+    at_K: np.ndarray  # the queries of exact_SKN
     factors: Factors
     shop: Shop
 
@@ -56,15 +57,19 @@ def assembled(asked: Asked, factors: Factors, jobs: Sequence[Job]) -> Outcome:
     tokens = None
     if asked.cfg.per_token:
         tokens = _room(parts / "tokens.npy", (settings, count, int(shop.train.lengths_N.sum()) + len(columns)), kind)
+    at_K = np.unique(at_q[list(asked.exact)])
+    exact = np.zeros((settings, len(at_K), len(columns)), kind) if asked.half else None
     for job, piece in zip(jobs, pieces):
         with np.load(job.output, allow_pickle=False) as found:
             at_n = np.array([columns[shop.train.ids[n]] for n in piece])
             _add(total, at_q, at_n, found["scores"])
+            if exact is not None:
+                _add(exact, np.searchsorted(at_K, at_q[list(asked.exact)]), at_n, found["exact"])
             shop.skipped.update(shop.train.ids[piece[i]] for i in found["skipped"])
             if tokens is not None:
                 at_m = np.concatenate([_token_columns(starts_F[n], int(shop.train.lengths_N[n])) for n in piece])
                 _add(tokens, at_q, at_m, found["tokens"])
-    return Outcome(asked.ready.settings, asked.groups, total, tokens, factors, shop)
+    return Outcome(asked.ready.settings, asked.groups, total, tokens, exact, at_K, factors, shop)
 
 
 def _room(path: Path, shape: tuple[int, ...], kind: Any) -> np.ndarray:
@@ -133,7 +138,7 @@ def write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row])
     tokens = words_of(outcomes[0].shop) if outcomes and cfg.per_token else None
     query_ids = ["all"] if "query" in cfg.aggregate else [r.id for r in queries]
     sum_train = "train" in cfg.aggregate
-    agreement: dict[str, float] = {}
+    agreement: dict[str, dict[str, float]] = {}
     with writing_scores(
         session.run.file("scores"), query_ids, ["all"] if sum_train else train_ids, facts, tokens
     ) as desk:
@@ -142,20 +147,34 @@ def write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row])
             for j, group in enumerate(outcomes[0].groups):
                 value_QN = _mean([o.total_SGQN[i, j] for o in outcomes], scale)
                 value_QN = value_QN.sum(1, keepdims=True) if sum_train else value_QN
-                matrix = _matrix(setting, group, cfg, used)
+                matrix = _matrix(setting, group, cfg, used, value_QN)
                 desk.put(matrix, slice(None), slice(None), value_QN)
-                if not group and cfg.dtype != "float32":
-                    agreement[setting.text] = float(spearman_by_row(matrix.kept(value_QN), value_QN).mean())
+                if not group and cfg.dtype != "float32" and not sum_train:
+                    agreement[setting.text] = _agreement(matrix, value_QN, outcomes, i, scale)
             by_token = [o.tokens_SQM[i] for o in outcomes if o.tokens_SQM is not None]
             if tokens is not None and by_token:
-                desk.put(_matrix(setting, TOKENS, cfg, used), slice(None), slice(None), _mean(by_token, scale))
+                value_QM = _mean(by_token, scale)
+                desk.put(_matrix(setting, TOKENS, cfg, used, value_QM), slice(None), slice(None), value_QM)
         _baselines(session, desk, queries, cfg)
     told = {**facts, "queries": len(queries), "train": len(train_ids), "n": len(train_ids)}
     told |= {"strategies": list(cfg.strategy), "agreement": agreement}
     session.progress.say(f"scores: {SIGN}; {facts['scale']}.")
     for name, agreed in agreement.items():
-        session.progress.say(f"{name}: mean Spearman of {cfg.dtype} against float32 {agreed:.5f}")
+        session.progress.say(
+            f"{name}: Spearman of {cfg.dtype} against float32 by query: mean {agreed['mean']:.5f}, least "
+            f"{agreed['least']:.5f} of {agreed['queries']}"
+        )
     return told
+
+
+def _agreement(
+    matrix: Matrix, value_QN: np.ndarray, outcomes: Sequence[Outcome], setting: int, scale: float
+) -> dict[str, float]:
+    """Spearman, by query, of what is stored against float32: computed so where products were in half precision."""
+    exact = [o.exact_SKN[setting] for o in outcomes if o.exact_SKN is not None]
+    at, want = (outcomes[0].at_K, _mean(exact, scale)) if exact else (np.arange(len(value_QN)), value_QN)
+    found = spearman_by_row(matrix.kept(value_QN[at]), want)
+    return {"mean": float(found.mean()), "least": float(found.min()), "queries": len(found)}
 
 
 def _without_text(session: Session, there: Sequence[str]) -> dict[str, Any]:
@@ -185,9 +204,10 @@ def _baselines(session: Session, desk: Desk, queries: Sequence[Row], cfg: ScoreC
     write_baselines(session, desk, queries, wanted)
 
 
-def _matrix(setting: Setting, group: str, cfg: ScoreConfig, used: dict[str, Any]) -> Matrix:
+def _matrix(setting: Setting, group: str, cfg: ScoreConfig, used: dict[str, Any], value: np.ndarray) -> Matrix:
     main = setting.strategy == "identity" or setting.damping == cfg.damping[0]
-    return Matrix(setting.strategy, setting.damping, group, main, STORED[cfg.dtype], used)
+    stored = STORED[cfg.dtype]
+    return Matrix(setting.strategy, setting.damping, group, main, stored, used, unit_for(value, stored))
 
 
 def _used(setting: Setting, factors: Factors) -> dict[str, Any]:

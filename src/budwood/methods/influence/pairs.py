@@ -5,7 +5,7 @@ Shapes: S settings, Q queries, B training rows of a batch, O out, I in (with the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -109,14 +109,18 @@ Add = Callable[[int, Map, np.ndarray, Tensor], None]
 
 @dataclass
 class Meeting:
-    """Training rows meeting all queries: `add(setting, map, rows, score_BQ)` gets every map's part."""
+    """Training rows meeting all queries: `add(setting, map, rows, score_BQ)` gets every map's part.
+
+    With `half`, products are in bfloat16; queries at `exact` have a further column each, in full precision.
+    """
 
     shop: Shop
     ready: Preconditioner
     blocks: Blocks
     queries: int
     add: Add
-    half: bool = False  # multiply in bfloat16
+    half: bool = False
+    exact: Sequence[int] = ()
     _rooms: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, features: Features, order: np.ndarray, most: int = ROWS) -> None:
@@ -143,7 +147,7 @@ class Meeting:
     def _meet(self, m: Map, terms: list[Term], g_BTO: Tensor, a_BTI: Tensor) -> list[Tensor]:
         """score_BQ of every term for one map: gradients are made tile by tile and multiplied while in cache."""
         count = len(g_BTO)
-        scores = [g_BTO.new_zeros(count, self.queries) for _ in terms]
+        scores = [g_BTO.new_zeros(count, self.queries + len(self.exact)) for _ in terms]
         high, wide = tile(m, count, self.queries)
         room = self._room("made", count * high * m.columns)
         weighed = self._room("weighed", len(room)) if any(t.weight_OI is not None for t in terms) else room
@@ -158,11 +162,18 @@ class Meeting:
                 for q in range(0, self.queries, wide):
                     some = slice(q, min(self.queries, q + wide))
                     right_QX = self.blocks.rows(m.name, term.block, first, last, some)
-                    if self.half:
-                        score_BQ[:, some] += (left.flatten(1).bfloat16() @ right_QX.bfloat16().T).to(score_BQ)
-                    else:
-                        score_BQ[:, some].addmm_(left.flatten(1), right_QX.T)
+                    self._multiply(score_BQ, left.flatten(1), right_QX, some)
         return scores
+
+    def _multiply(self, score_BQ: Tensor, left_BX: Tensor, right_QX: Tensor, some: slice) -> None:
+        """Add the products with some queries."""
+        if not self.half:
+            score_BQ[:, some].addmm_(left_BX, right_QX.T)
+            return
+        score_BQ[:, some] += (left_BX.bfloat16() @ right_QX.bfloat16().T).to(score_BQ)
+        for i, q in enumerate(self.exact):
+            if some.start <= q < some.stop:
+                score_BQ[:, self.queries + i] += left_BX @ right_QX[q - some.start]
 
     def _room(self, name: str, size: int) -> Tensor:
         """Memory that is used again by every map and batch."""
@@ -181,3 +192,10 @@ def tile(m: Map, count: int, queries: int) -> tuple[int, int]:
     high = min(m.out, TILE // max(1, count * m.columns), QUERY_TILE // max(1, queries * m.columns))
     high = max(1, high)
     return high, max(1, min(queries, QUERY_TILE // (high * m.columns)))
+
+
+def multiplies_bf16() -> bool:
+    """Whether this machine multiplies bfloat16 faster than float32."""
+    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    amx = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool((ask and ask()) or (amx and amx()))

@@ -24,7 +24,7 @@ from budwood.methods.influence.asked import Asked, asked_of, groups_of
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.fit import Bench, fitted, identity
 from budwood.methods.influence.outcome import Outcome, assembled, write
-from budwood.methods.influence.pairs import Meeting
+from budwood.methods.influence.pairs import Meeting, multiplies_bf16
 from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.queries import encoded, query_rows, warn_overlap
 from budwood.methods.influence.workshop import ROWS, Shop, open_shop, rows_for, settings_for
@@ -63,6 +63,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
         "factors": str(factors.path),
         "score": {k: v for k, v in cfg.model_dump(mode="json").items() if k in ScoreConfig.model_fields},
         "place": str(place),
+        "half": cfg.dtype == "bf16" and multiplies_bf16(),
     }
     with progress.stage("queries"):
         asked = asked_of(arguments, task)
@@ -88,7 +89,10 @@ def score_shard(arguments: dict[str, Any], part: Path) -> None:
     number = arguments.pop("shard")
     asked = asked_of(arguments)
     shop, order = asked.shop, asked.pieces[number]
-    found = {"scores": meet(asked, order)}
+    total_SGQB = meet(asked, order)
+    found = {"scores": total_SGQB[:, :, : asked.rows]}
+    if asked.half:
+        found["exact"] = total_SGQB[:, 0, asked.rows :]
     if asked.cfg.per_token:
         from budwood.methods.influence.by_token import token_scores
 
@@ -99,9 +103,9 @@ def score_shard(arguments: dict[str, Any], part: Path) -> None:
 
 
 def meet(asked: Asked, order: np.ndarray) -> np.ndarray:
-    """total_SGQB of the training rows at `order`."""
+    """total_SGQB of the training rows at `order`; behind the queries those of `asked.exact` again, in float32."""
     groups = {g: i for i, g in enumerate(asked.groups)}
-    total = np.zeros((len(asked.ready.settings), len(groups), asked.rows, len(order)))
+    total = np.zeros((len(asked.ready.settings), len(groups), asked.rows + len(asked.exact), len(order)))
     place = {int(n): i for i, n in enumerate(order)}
 
     def add(setting: int, m: Map, took: np.ndarray, score_BQ: Tensor) -> None:
@@ -110,14 +114,6 @@ def meet(asked: Asked, order: np.ndarray) -> np.ndarray:
         for group in ("", *groups_of(m, asked.cfg)):
             total[setting, groups[group]][:, at] += value_QB
 
-    half = asked.cfg.dtype == "bf16" and multiplies_bf16()
-    meeting = Meeting(asked.shop, asked.ready, asked.blocks, asked.rows, add, half)
+    meeting = Meeting(asked.shop, asked.ready, asked.blocks, asked.rows, add, asked.half, asked.exact)
     meeting(asked.shop.train, order, asked.cfg.train_batch or ROWS)
     return total if asked.shop.like.dtype == torch.float64 else total.astype(np.float32)
-
-
-def multiplies_bf16() -> bool:
-    """Whether this machine multiplies bfloat16 faster than float32."""
-    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    amx = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return bool((ask and ask()) or (amx and amx()))
