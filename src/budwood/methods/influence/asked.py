@@ -29,7 +29,7 @@ from budwood.methods.influence.precondition import (
     query_blocks,
 )
 from budwood.methods.influence.queries import encoded, query_rows
-from budwood.methods.influence.workshop import ROWS, Shop, memory_budget, open_shop
+from budwood.methods.influence.workshop import ROWS, TOKENS, Shop, memory_budget, open_shop
 from budwood.params.select import layer_of
 from budwood.store.files import canonical, file_digest
 
@@ -163,11 +163,11 @@ def query_file(arguments: dict[str, Any], part: Path) -> None:
 def room(asked: Asked) -> int:
     """Bytes that one worker has for query blocks, after model, activations, tiles and sums; too little is refused."""
     cfg, shop, size = asked.cfg, asked.shop, asked.shop.like.element_size()
-    widest = max(m.columns for m in shop.maps)
     settings = len(asked.ready.settings)
     fixed = 3 * size * sum(p.numel() for p in shop.model.parameters())
     fixed += size * (4 * TILE + 2 * min(QUERY_TILE, asked.rows * sum(m.out * m.columns for m in shop.maps)))
-    fixed += 64 * size * widest * 4096  # activations of a batch
+    sides = sum(m.out + (m.columns if m.source == m.name else 0) for m in shop.maps)
+    fixed += 3 * size * sides * TOKENS // 2  # activations of a batch: seen were 1.2 to 1.3 times the sides of all maps
     fixed += settings * asked.rows * size * len(shop.maps) * min(ROWS, len(shop.train))  # scores of a batch
     fixed += settings * asked.rows * 8 * len(asked.groups) * min(cfg.shard_rows, len(shop.train))  # and of a shard
     if cfg.per_token:
