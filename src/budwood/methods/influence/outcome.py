@@ -137,24 +137,10 @@ def write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row])
     facts = _facts(session, outcomes, len(train_ids)) | _without_text(session, train_ids)
     tokens = words_of(outcomes[0].shop) if outcomes and cfg.per_token else None
     query_ids = ["all"] if "query" in cfg.aggregate else [r.id for r in queries]
-    sum_train = "train" in cfg.aggregate
-    agreement: dict[str, dict[str, float]] = {}
-    with writing_scores(
-        session.run.file("scores"), query_ids, ["all"] if sum_train else train_ids, facts, tokens
-    ) as desk:
-        for i, setting in enumerate(outcomes[0].settings if outcomes else ()):
-            used = _used(setting, outcomes[0].factors)
-            for j, group in enumerate(outcomes[0].groups):
-                value_QN = _mean([o.total_SGQN[i, j] for o in outcomes], scale)
-                value_QN = value_QN.sum(1, keepdims=True) if sum_train else value_QN
-                matrix = _matrix(setting, group, cfg, used, value_QN)
-                desk.put(matrix, slice(None), slice(None), value_QN)
-                if not group and cfg.dtype != "float32" and not sum_train:
-                    agreement[setting.text] = _agreement(matrix, value_QN, outcomes, i, scale)
-            by_token = [o.tokens_SQM[i] for o in outcomes if o.tokens_SQM is not None]
-            if tokens is not None and by_token:
-                value_QM = _mean(by_token, scale)
-                desk.put(_matrix(setting, TOKENS, cfg, used, value_QM), slice(None), slice(None), value_QM)
+    columns = ["all"] if "train" in cfg.aggregate else train_ids
+    with writing_scores(session.run.file("scores"), query_ids, columns, facts, tokens) as desk:
+        with session.progress.stage("save"):
+            agreement = _matrices(desk, outcomes, cfg, scale)
         _baselines(session, desk, queries, cfg)
     told = {**facts, "queries": len(queries), "train": len(train_ids), "n": len(train_ids)}
     told |= {"strategies": list(cfg.strategy), "agreement": agreement}
@@ -165,6 +151,26 @@ def write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row])
             f"{agreed['least']:.5f} of {agreed['queries']}"
         )
     return told
+
+
+def _matrices(desk: Desk, outcomes: Sequence[Outcome], cfg: ScoreConfig, scale: float) -> dict[str, dict[str, float]]:
+    """Write the mean over models of every setting and group; returns how near 16 bits are to float32."""
+    agreement: dict[str, dict[str, float]] = {}
+    summed = "train" in cfg.aggregate
+    for i, setting in enumerate(outcomes[0].settings if outcomes else ()):
+        used = _used(setting, outcomes[0].factors)
+        for j, group in enumerate(outcomes[0].groups):
+            value_QN = _mean([o.total_SGQN[i, j] for o in outcomes], scale)
+            value_QN = value_QN.sum(1, keepdims=True) if summed else value_QN
+            matrix = _matrix(setting, group, cfg, used, value_QN)
+            desk.put(matrix, slice(None), slice(None), value_QN)
+            if not group and cfg.dtype != "float32" and not summed:
+                agreement[setting.text] = _agreement(matrix, value_QN, outcomes, i, scale)
+        by_token = [o.tokens_SQM[i] for o in outcomes if o.tokens_SQM is not None]
+        if by_token:
+            value_QM = _mean(by_token, scale)
+            desk.put(_matrix(setting, TOKENS, cfg, used, value_QM), slice(None), slice(None), value_QM)
+    return agreement
 
 
 def _agreement(

@@ -31,5 +31,5 @@ def profiled(session: Session, told: dict[str, Any]) -> dict[str, Any]:
     write_json(session.run.file("profile.json"), rows)
     for r in rows:
         times = f"{r['mean']:>9.3f} s mean {r['total']:>9.3f} s {r['percent']:>5.1f} %"
-        session.progress.say(f"{r['phase']:<12} {r['calls']:>4} calls {times}")
+        session.progress.say(f"{r['phase']:<12} {r['calls']:>4} call{'s' if r['calls'] != 1 else ' '} {times}")
     return {**told, "profile": [{k: r[k] for k in ("phase", "calls")} for r in rows]}

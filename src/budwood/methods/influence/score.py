@@ -43,8 +43,7 @@ def score(session: Session) -> dict[str, Any]:
         for number, model in enumerate([session.models[0].text, *cfg.checkpoints]):
             place = session.run.path if number == 0 else session.run.file("checkpoints", str(number))
             outcomes.append(scored(cfg, model, session.task, place, session.progress))
-    with session.progress.stage("save"):
-        told = write(session, outcomes, rows)
+    told = write(session, outcomes, rows)
     for parts in session.run.path.rglob("parts"):
         shutil.rmtree(parts)
     return profiled(session, told)
