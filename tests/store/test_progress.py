@@ -31,3 +31,16 @@ def test_the_log_survives_an_exception(tmp_path: Path) -> None:
         raise RuntimeError
     assert "train" in progress.seconds
     assert style_for("json") == "json" and style_for(None) in ("plain", "rich")
+
+
+def test_steps_of_this_session_are_counted() -> None:
+    progress = Progress("none")
+    for _ in range(2):
+        with progress.stage("load"):
+            pass
+        with progress.stage("shards", 5, 3) as bar:
+            bar.advance()
+            bar.advance()
+    with progress.stage("nothing left", 5, 5):
+        pass
+    assert progress.calls == {"load": 2, "shards": 4, "nothing left": 0}

@@ -203,7 +203,8 @@ def _written(found: dict[str, Any], kind: Literal["text", "table", "json", "html
     from budwood.methods.influence.page import blocks, page, table
 
     if kind == "table":
-        return grid(table(found), ["rank", "score", "id", "label", "text"])
+        lines = table(found)
+        return grid(lines, list(lines[0]) if lines else ["rank", "score", "id", "label", "text"])
     if kind == "json":
         return json.dumps(found)
     return page(found) if kind == "html" else blocks(found)

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from budwood.config.base import Config
 from budwood.config.data import DATA, DataConfig
 from budwood.config.finetune import ReadConfig
-from budwood.config.run import JobsConfig, RunConfig, Switch
+from budwood.config.run import RUNNING, JobsConfig, RunConfig, Switch
 
 INFLUENCE = Group("Influence", sort_key=3)
 STRATEGIES = ("ekfac", "kfac", "diagonal", "identity")  # by per-example gradients and curvature
@@ -41,6 +41,11 @@ class FactorConfig(Config):
         (), description="Also embedding, layernorm: covered with a diagonal."
     )
     train_split: Annotated[str, Parameter(group=INFLUENCE)] = Field("train", description="Split of the training rows.")
+    reduce: Annotated[Literal["mean", "sum"] | None, Parameter(group=INFLUENCE)] = Field(
+        None,
+        description="Loss of a row with several targets, such as the words of a text: their mean (per token) or sum "
+        "(per sequence); default: as the model was tuned.",
+    )
     skip_nan: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(
         False, description="Leave out rows whose loss is not finite, and list them, instead of stopping."
     )
@@ -49,8 +54,16 @@ class FactorConfig(Config):
     )
     max_memory: Annotated[str | None, Parameter(group=INFLUENCE)] = Field(
         None,
-        description="Most memory of a process, e.g. 2GB: batches and tiles are made to fit; too little is refused with "
-        "what is needed. Default: usual batches, and half of what is free for queries.",
+        description="Most memory of each worker, e.g. 2GB: batches and tiles are made to fit, too little is refused "
+        "with what is needed. Default: usual batches, and half of what is free for the queries of all workers.",
+    )
+    workers: Annotated[int, Parameter(group=RUNNING)] = Field(
+        1,
+        ge=1,
+        description="Shards of rows at a time, each on one core in a process of its own; results do not change.",
+    )
+    threads: Annotated[int | None, Parameter(group=RUNNING)] = Field(
+        None, ge=1, description="CPU threads outside of shards, which have one each: see --workers. Default: all cores."
     )
     profile: Annotated[Switch, Parameter(group=INFLUENCE)] = Field(False, description="Print and store a phase table.")
 
@@ -117,7 +130,7 @@ class ScoreConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         None, description="Split of the queries; default: test where it has labels, else validation."
     )
     queries: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
-        (), description="A number: the first rows of the query split; or row ids."
+        (), description="A number: the first rows of the query split; or row ids (id:79: the one row '79')."
     )
     measurement: Annotated[str, Parameter(group=INFLUENCE)] = Field(
         "margin", description="What is explained of a query: margin, loss, or a user's function as package.module:name."
@@ -140,10 +153,12 @@ class ScoreConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         "mean", description="mean: scores divided by the number of training rows; sum: not."
     )
     dtype: Annotated[DType, Parameter(group=INFLUENCE)] = Field(
-        "float32", description="bf16, fp16: computed so where the hardware does, else stored so."
+        "float32",
+        description="How scores are stored; with bf16 they are also computed so where the processor has "
+        "instructions for it. fp16 has one scale per matrix. How near they are to float32 is printed.",
     )
     query_batch: Annotated[int | None, Parameter(group=INFLUENCE)] = Field(
-        None, ge=1, description="Queries per tile; default: by memory."
+        None, ge=1, description="Most queries per backward pass; default: 64, fewer where they are long."
     )
     train_batch: Annotated[int | None, Parameter(group=INFLUENCE)] = Field(
         None, ge=1, description="Most training rows per batch; default: by length."
@@ -157,6 +172,8 @@ class ScoreConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         _check_strategies(self.strategy, (*STRATEGIES, *BASELINES))
         if unknown := set(self.aggregate) - {"query", "train"}:
             raise ValueError(f"--aggregate was given '{min(unknown)}': give query, train or both")
+        if self.per_token and "train" in self.aggregate:
+            raise ValueError("--per-token divides training rows, --aggregate train sums over them: leave one away")
         return self
 
 

@@ -36,15 +36,20 @@ def as_tuned(cfg: Any, ref: ModelRef, kind: str | None = None) -> Any:
 
     What a number task was asked with is no matter to a task of another `kind`.
     """
-    manifest = ref.run / "run.json" if ref.run else None
-    tuned = graft_reading(ref, getattr(cfg, "task", None))
-    if manifest is not None and manifest.exists() and not ref.grafts:
-        kept = read_json(manifest)
-        tuned = {**kept.get("settings", {}), **kept.get("reading", {})}
+    tuned = tuned_with(ref, getattr(cfg, "task", None))
     fields = [n for n in ReadConfig.model_fields if kind == "number" or n not in NUMBER_SETTINGS]
     default = {n: ReadConfig.model_fields[n].get_default() for n in fields}
     unset = [n for n in fields if getattr(cfg, n) == default[n] and tuned.get(n) is not None]
     return cfg.model_validate({**cfg.model_dump(), **{n: tuned[n] for n in unset}})
+
+
+def tuned_with(ref: ModelRef, task: str | None = None) -> dict[str, Any]:
+    """The settings that the run behind `ref` was trained with, or that its grafts remember; else none."""
+    manifest = ref.run / "run.json" if ref.run else None
+    if manifest is None or ref.grafts or not manifest.exists():
+        return graft_reading(ref, task)
+    kept = read_json(manifest)
+    return {**kept.get("settings", {}), **kept.get("reading", {})}
 
 
 def mode_for(cfg: ReadConfig, task: Task, ref: ModelRef) -> Mode:

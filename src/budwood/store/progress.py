@@ -27,6 +27,7 @@ class Progress:
     log: Path | None = None
     every: float = 5.0
     seconds: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)  # steps done here, of a stage without steps how often it was
 
     def say(self, text: str) -> None:
         """One line for the person at the keyboard."""
@@ -52,6 +53,8 @@ class Progress:
                 yield bar
             finally:
                 self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - bar.began
+                here = 1 if not total else bar.done - bar.first if bar.first >= 0 else 0
+                self.calls[name] = self.calls.get(name, 0) + here
                 self.event(stage=name, done=bar.done, total=total, seconds=round(self.seconds[name], 3))
 
 

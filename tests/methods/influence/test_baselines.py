@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from budwood.linalg.retrieval import bm25, tfidf, word_counts
 from budwood.methods.influence import gradients
 from budwood.methods.influence.baselines import baseline, label_signs
 from budwood.methods.influence.gradients import Pairing, linear_names, projected
+from budwood.methods.influence.scores import Scores
 from budwood.models.load import Loaded
 from budwood.models.reading import Reading, RowFeed
 from budwood.params.tree import named
-from tests.cases import PAD, case, toy_features
+from budwood.studies.api import run
+from tests.cases import PAD, case, toy_features, write_model
 
 N, Q = 7, 3
 
@@ -40,6 +43,14 @@ class ToyPairing(Pairing):
     @cached_property
     def queries(self) -> Features:
         return toy_features(self.read.mode, 1, Q, with_types=True)
+
+
+def own_measure(logits_MC: torch.Tensor, targets: Any) -> torch.Tensor:
+    """Neither loss nor margin: the true logit alone."""
+    return logits_MC.gather(1, targets.label_M[:, None])[:, 0].tanh()
+
+
+OWN = "tests.methods.influence.test_baselines:own_measure"
 
 
 def toy(seed: int = 0, objective: str = "head", measurement: str = "margin") -> ToyPairing:
@@ -66,13 +77,13 @@ def one_by_one(pairing: Pairing, features: Features, value: Any) -> list[dict[st
 
 def dots(pairing: Pairing) -> np.ndarray:
     objective = pairing.read.objective
-    sign = -1 if pairing.measurement == "margin" else 1
-    value = objective.margin if pairing.measurement == "margin" else objective.loss
+    sign = 1 if pairing.measurement == "loss" else -1
+    value = {"margin": objective.margin, "loss": objective.loss, OWN: own_measure}[pairing.measurement]
     g_Q, g_N = one_by_one(pairing, pairing.queries, value), one_by_one(pairing, pairing.train, objective.loss)
     return np.array([[sign * sum(float((q[k] * n[k]).sum()) for k in q) for n in g_N] for q in g_Q])
 
 
-@pytest.mark.parametrize("measurement", ["margin", "loss"])
+@pytest.mark.parametrize("measurement", ["margin", "loss", OWN])
 def test_tracin_sums_over_checkpoints(measurement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     both = [toy(0, measurement=measurement), toy(5, measurement=measurement)]
     expected = 0.1 * dots(both[0]) + 0.02 * dots(both[1])
@@ -83,10 +94,12 @@ def test_tracin_sums_over_checkpoints(measurement: str, monkeypatch: pytest.Monk
     )
 
 
-def test_datainf_is_the_mean_of_damped_rank_one_inverses() -> None:
-    pairing = toy()
+@pytest.mark.parametrize("measurement", ["margin", OWN])
+def test_datainf_is_the_mean_of_damped_rank_one_inverses(measurement: str) -> None:
+    pairing = toy(measurement=measurement)
     objective = pairing.read.objective
-    g_Q = one_by_one(pairing, pairing.queries, lambda z, t: -objective.margin(z, t))
+    value = objective.margin if measurement == "margin" else own_measure
+    g_Q = one_by_one(pairing, pairing.queries, lambda z, t: -value(z, t))
     g_N = one_by_one(pairing, pairing.train, objective.loss)
     total = torch.zeros(Q, N, dtype=torch.float64)
     for k in g_N[0]:
@@ -127,6 +140,49 @@ def test_trak_with_a_wide_projection_is_the_dense_formula() -> None:
     np.testing.assert_allclose(narrow, other, rtol=1e-4, atol=1e-6)
     exact = projected(pairing, pairing.train, gradients.Question(objective.margin), width)
     np.testing.assert_allclose(exact @ exact.T, kernel, atol=0.1 * float(kernel.diagonal().max()))
+
+
+@pytest.mark.parametrize("measurement,value", [(OWN, own_measure), ("loss", None)])
+def test_trak_explains_what_is_measured(measurement: str, value: Any) -> None:
+    pairing, size = toy(measurement=measurement), N - 1
+    objective = pairing.read.objective
+    value = value or (lambda z, t: -objective.loss(z, t))
+    phi_N = projected(pairing, pairing.train, gradients.Question(objective.margin), size).double()
+    phi_Q = projected(pairing, pairing.queries, gradients.Question(value), size).double()
+    gram = phi_N.T @ phi_N
+    p = torch.exp(-torch.from_numpy(gradients.losses(pairing)))
+    want = phi_Q @ torch.linalg.inv(gram + 1e-3 * gram.trace() / size * torch.eye(size)) @ phi_N.T * (1 - p)
+    np.testing.assert_allclose(baseline("trak", [pairing], projection=size), want, rtol=1e-4, atol=1e-6)
+
+
+def test_only_the_modules_asked_for_count(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {"strategy": ("identity", "tracin", "datainf", "trak"), "queries": ("3",), "threads": 1}
+    found = {}
+    for name, modules in (("all", ()), ("some", ("*layer.1.*",))):
+        made = run("influence score", model, task, {**wish, "modules": modules, "out": tmp_path / name})
+        scores = Scores.open(made.run)
+        found[name] = {s: scores.whole(scores.find(s)) for s in wish["strategy"]}
+    for got in found.values():  # TracIn of one checkpoint is the inner product of gradients
+        np.testing.assert_allclose(got["tracin"], got["identity"], rtol=1e-3, atol=1e-5 * np.abs(got["identity"]).max())
+    for strategy in wish["strategy"]:
+        assert not np.allclose(found["all"][strategy], found["some"][strategy], rtol=1e-2)
+
+
+def test_a_row_without_text_has_no_column(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", "bert", "lm")
+    rows = [Row(f"t{i}", t) for i, t in enumerate(("w10 w11 w12", "", "w13 w14"))]
+    task = Task("toy-text", "text", {"train": tuple(rows), "validation": (Row("v", "w10 w20"),)})
+    for i, strategies in enumerate((("bm25",), ("identity", "bm25", "tracin"))):
+        made = run(
+            "influence score",
+            str(tmp_path / "m"),
+            task,
+            {"strategy": strategies, "threads": 1, "out": tmp_path / str(i)},
+        )
+        scores = Scores.open(made.run)
+        assert scores.train_ids == ("t0", "t2") and made.metrics["without_text"] == ["t1"]
+        assert all(scores.whole(scores.find(s)).shape == (1, 2) for s in strategies)
 
 
 def test_words_are_weighed_as_in_the_textbook() -> None:

@@ -13,7 +13,6 @@ from torch import nn
 
 from budwood.config.influence import FitConfig
 from budwood.data.batch import Features
-from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, DataError
 from budwood.linalg.ranking import spearman_by_row
 from budwood.methods.influence import growth
@@ -23,22 +22,7 @@ from budwood.methods.influence.scores import Scores, sum_of
 from budwood.methods.influence.workshop import shop_of
 from budwood.models.objective import Head
 from budwood.studies.api import run
-from tests.cases import write_model
 from tests.methods.influence.toys import fit, reading_of, scores
-
-WORDS = ("w3", "w5", "w7", "w9", "w11", "w13")
-
-
-@pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Task]:
-    place = tmp_path_factory.mktemp("influence")
-    rng = np.random.default_rng(0)
-    rows = [" ".join(rng.choice(WORDS, size=rng.integers(2, 7))) for _ in range(34)]
-    made = tuple(Row(f"r{i}", text, None, int("w3" in text)) for i, text in enumerate(rows))
-    task = Task("toy", "label", {"train": made[:24], "validation": made[24:]}, ("no", "yes"))
-    write_model(place / "m", "bert", "lm")
-    model = run("finetune", str(place / "m"), task, {"max_steps": 3, "threads": 1, "out": place / "ft"})
-    return model, task
 
 
 def test_parts_add_up_and_runs_repeat(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,25 @@ import pytest
 
 from budwood.errors import StoreError
 from budwood.linalg.ranking import spearman_by_row
-from budwood.methods.influence.scores import Matrix, Scores, Tokens, pack, unpack, writing_scores
+from budwood.methods.influence.scores import (
+    Matrix,
+    Scores,
+    Tokens,
+    pack,
+    replace_module,
+    unit_for,
+    unpack,
+    writing_scores,
+)
 from budwood.store.files import read_json, write_json
 
 Q, N = 3, 7
 QUERIES, TRAIN = [f"v{i}" for i in range(Q)], [f"t{i}" for i in range(N)]
 VALUES = np.random.default_rng(0).normal(size=(Q, N)).astype(np.float32)
 MAIN = Matrix("ekfac", "1e-08", main=True)
+
+
+PARTS = (("", 1.0), ("layer.0", 1e-5), ("layer.1", 1e5))
 
 
 def written(path: Path, **changes: object) -> Scores:
@@ -74,6 +86,23 @@ def test_half_precision_keeps_the_order(tmp_path: Path) -> None:
     with writing_scores(tmp_path / "scores", QUERIES, TRAIN) as desk:
         desk.put(Matrix("ekfac", main=True, dtype="bfloat16"), slice(None), slice(None), VALUES)
     np.testing.assert_allclose(Scores.open(tmp_path).whole(), VALUES, rtol=1 / 256)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-3, 1e9])
+def test_half_precision_neither_overflows_nor_vanishes(size: float, tmp_path: Path) -> None:
+    wide = (size * np.random.default_rng(1).normal(size=(Q, N))).astype(np.float32)
+    parts = [Matrix("ekfac", "1", n, not n, "float16", unit=unit_for(s * wide, "float16")) for n, s in PARTS]
+    with writing_scores(tmp_path / "scores", QUERIES, TRAIN) as desk:
+        for matrix, (_, share) in zip(parts, PARTS):
+            desk.put(matrix, slice(None), slice(None), share * wide)
+    found = Scores.open(tmp_path)
+    for (module, share), matrix in zip(PARTS, parts):
+        # known by its name alone, as those beside the main one are
+        got = found.whole(replace_module(found.find(), module))
+        np.testing.assert_allclose(got, share * wide, rtol=1e-3, atol=1e-7 * share * np.abs(wide).max())
+        np.testing.assert_array_equal(got, matrix.kept(share * wide))
+    with pytest.raises(StoreError, match="1e\\+09 is too large for float16"):
+        pack(np.array([1e9]), "float16")
 
 
 def test_tokens_of_a_row(tmp_path: Path) -> None:

@@ -107,6 +107,12 @@ def test_every_form_on_the_command_line(run: Path, budwood: Callable[..., Any], 
     assert len(json.loads(out)["top"]) == 2
     code, out, _ = budwood("influence", "show", run, "--format", "table", "--layers", "0,1")
     assert out.splitlines()[0].split() == ["rank", "score", "id", "label", "text"] and len(out.splitlines()) == 11
+    code, out, _ = budwood("influence", "show", run, "--format", "table", "--top", 2, "--bottom", 1)
+    assert out.splitlines()[0].split() == ["rank", "score", "id", "label", "layer", "token", "text"]
+    for line, row in zip(out.splitlines()[1:], [*(found := show(run, Wish("0", 2, 1)))["top"], *found["bottom"]]):
+        for parts in (row["layers"].items(), row["tokens"][1:]):
+            name, value = max(parts, key=lambda p: abs(p[1]))
+            assert f"  {name} {value:+.2g}  " in line
     code, out, _ = budwood("influence", "show", run, "--format", "html", "--out", tmp_path / "page.html")
     reader = Words()
     reader.feed((tmp_path / "page.html").read_text())

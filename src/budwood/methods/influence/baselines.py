@@ -17,7 +17,9 @@ from budwood.data.task import Row
 from budwood.errors import ConfigError
 from budwood.linalg.retrieval import bm25, tfidf, word_counts
 from budwood.methods.influence.gradients import TOKENS, Pairing, by_row, datainf_scores, dot_scores, trak_scores
-from budwood.methods.influence.scores import Desk, Matrix
+from budwood.methods.influence.queries import encoded
+from budwood.methods.influence.scores import STORED, Desk, Matrix, unit_for
+from budwood.methods.influence.workshop import open_shop, settings_for
 from budwood.methods.session import Session
 
 __all__ = ["Pairing", "baseline", "label_signs", "write_baselines"]
@@ -52,24 +54,29 @@ def baseline(
 
 def write_baselines(session: Session, desk: Desk, queries: Sequence[Row], wanted: Sequence[str]) -> None:
     """Put the matrices of these baselines beside the others, scaled and summed as they are."""
-    from budwood.methods.influence.workshop import open_shop, settings_for
-
     cfg: ScoreConfig = session.cfg
-    train = session.task.rows(cfg.train_split)
-    models = [session.models[0].text, *cfg.checkpoints]
-    sides = [
-        Pairing(open_shop(settings_for(cfg, m), session.task).read, train, queries, cfg.measurement, cfg.seed)
-        for m in models
-    ]
-    stored = {"float32": "float32", "bf16": "bfloat16", "fp16": "float16"}[cfg.dtype]
+    sides = [_pairing(session, m, queries) for m in [session.models[0].text, *cfg.checkpoints]]
+    stored = STORED[cfg.dtype]
     for name in wanted:
         with session.progress.stage(name):
             value_QN = baseline(name, sides, cfg.checkpoint_rates, cfg.projection)
         if cfg.scale == "mean":
-            value_QN = value_QN / len(train)
+            value_QN = value_QN / len(sides[0].train_rows)
         for axis, side in enumerate(("query", "train")):
             value_QN = value_QN.sum(axis, keepdims=True) if side in cfg.aggregate else value_QN
-        desk.put(Matrix(name, main=True, dtype=stored), slice(None), slice(None), value_QN)  # type: ignore[arg-type]
+        matrix = Matrix(name, main=True, dtype=stored, unit=unit_for(value_QN, stored))
+        desk.put(matrix, slice(None), slice(None), value_QN)
+
+
+def _pairing(session: Session, model: str, queries: Sequence[Row]) -> Pairing:
+    """Both sides as one model reads them; training rows in which it finds nothing have no column anywhere."""
+    cfg: ScoreConfig = session.cfg
+    shop = open_shop(settings_for(cfg, model), session.task)
+    encoded(shop.read, queries)
+    there = set(shop.train.ids)
+    train = [r for r in session.task.rows(cfg.train_split) if r.id in there]
+    among = frozenset(shop.parameters) if cfg.modules else None
+    return Pairing(shop.read, train, queries, cfg.measurement, cfg.seed, among)
 
 
 def _lexical(kind: Callable[..., np.ndarray]) -> Callable[[Pairing], np.ndarray]:

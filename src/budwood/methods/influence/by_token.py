@@ -5,14 +5,16 @@ Shapes: S settings, Q queries, B rows, T positions, O out, I in (with the bias's
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from budwood.capture.stream import NORMS, Map, Sides
 from budwood.methods.influence.moments import with_one
-from budwood.methods.influence.pairs import Blocks
-from budwood.methods.influence.precondition import Preconditioner, ask_loss
+from budwood.methods.influence.pairs import QUERY_TILE, Blocks
+from budwood.methods.influence.precondition import Preconditioner, Term, ask_loss
 from budwood.methods.influence.workshop import Shop, sweep
 
 
@@ -32,20 +34,28 @@ def token_scores(shop: Shop, ready: Preconditioner, blocks: Blocks, queries: int
         def use(_: int, m: Map, s: Sides, found: Tensor = found, width: int = width) -> None:
             times = s.g_BTO.shape[1]
             a_BTI = with_one(s.a_BTI, m)
-            for term in ready.terms[m.name]:
-                whole_QOI = blocks.rows(m.name, term.block, 0, m.out).view(queries, m.out, m.columns)
-                for q in range(queries):
-                    block_OI = whole_QOI[q] if term.weight_OI is None else whole_QOI[q] * term.weight_OI
-                    value_BT = ((a_BTI @ block_OI.T) * s.g_BTO).sum(-1).double()
-                    if (
-                        m.kind not in NORMS and times % width == 0 and times >= width and width > 1
-                    ):  # uses of a shared map lie side by side
-                        found[term.setting, q, :, 1:] += value_BT.view(len(value_BT), -1, width).sum(1)
-                    else:
-                        found[term.setting, q, :, 0] += value_BT.sum(1)
+            # uses of a shared map lie side by side
+            placed = m.kind not in NORMS and times % width == 0 and times >= width and width > 1
+            for term, q, block_OI in _one_by_one(ready, blocks, m, queries):
+                value_BT = ((a_BTI @ block_OI.T) * s.g_BTO).sum(-1).double()
+                if placed:
+                    found[term.setting, q, : len(value_BT), 1:] += value_BT.view(len(value_BT), -1, width).sum(1)
+                else:
+                    found[term.setting, q, : len(value_BT), 0] += value_BT.sum(1)
 
         took = sweep(shop, shop.train, index, ask_loss, use)
         for b, n in enumerate(took):
             i = place[int(n)]
             out[:, :, start[i] : start[i + 1]] = found[:, :, b, : lengths[i] + 1].numpy()
     return out
+
+
+def _one_by_one(ready: Preconditioner, blocks: Blocks, m: Map, queries: int) -> Iterator[tuple[Term, int, Tensor]]:
+    """(term, query, weighed block_OI) of a map, never more of them in memory than a tile."""
+    step = max(1, QUERY_TILE // (m.out * m.columns))
+    for term in ready.terms[m.name]:
+        for first in range(0, queries, step):
+            some = slice(first, min(queries, first + step))
+            for i, block in enumerate(blocks.rows(m.name, term.block, 0, m.out, some)):
+                block_OI = block.view(m.out, m.columns)
+                yield term, first + i, block_OI if term.weight_OI is None else block_OI * term.weight_OI

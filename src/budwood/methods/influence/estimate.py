@@ -11,7 +11,7 @@ import torch
 from budwood.config.influence import STRATEGIES, FitConfig, ScoreConfig, SelfConfig
 from budwood.data.task import Task
 from budwood.methods.influence.moments import covariances
-from budwood.methods.influence.score import query_rows
+from budwood.methods.influence.queries import query_rows
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.models.reference import ModelRef
 

@@ -27,6 +27,7 @@ from budwood.methods.influence.evidence import told as words
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.memory import of_fit, tokens_within
 from budwood.methods.influence.moments import Basis, covariances, second_moments
+from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
 from budwood.models.reading import Reading
@@ -45,7 +46,8 @@ def fit(session: Session) -> dict[str, Any]:
     with session.progress.stage("load"):
         shop = open_shop(settings, session.task)
     factors = fitted(Bench(shop, settings, session.run.path / "factors", cfg, session.progress))
-    return {**told(factors, shop), **say_damping(session.progress, factors, cfg.strategy, ("auto",))}
+    said = say_damping(session.progress, factors, cfg.strategy, ("auto",))
+    return profiled(session, {**told(factors, shop), **said})
 
 
 def say_damping(
@@ -149,6 +151,7 @@ def identity(shop: Shop) -> dict[str, Any]:
         "train_split": shop.cfg.train_split,
         "fisher": shop.labels,
         **_wording(shop.read, shop.cfg),
+        "reduce": getattr(shop.read.objective, "reduce", "mean"),
         "seed": shop.cfg.seed if shop.labels == "sampled" or shop.read.masking else 0,
         "modules": [m.name for m in shop.maps],
     }

@@ -19,6 +19,7 @@ from budwood.capture.uses import kind_of
 from budwood.data.batch import Features, budget_batches, seed_of
 from budwood.data.task import Row
 from budwood.errors import ModelError
+from budwood.methods.influence.precondition import measurement
 from budwood.models.objective import Objective
 from budwood.models.reading import Reading
 from budwood.params.tree import named
@@ -36,6 +37,7 @@ class Pairing:
     query_rows: Sequence[Row]
     measurement: str = "margin"
     seed: int = 0
+    among: frozenset[str] | None = None  # parameters that count; None: all of linear layers
 
     @cached_property
     def train(self) -> Features:
@@ -52,21 +54,19 @@ class Pairing:
         """Parameters of linear layers, and how their gradients are had."""
         model = self.read.loaded.model
         few = self.read.feed(self.train)(np.arange(min(3, len(self.train))), 0)
-        names = linear_names(model)
+        names = tuple(n for n in linear_names(model) if self.among is None or n in self.among)
         if not names:
+            asked = "" if self.among is None else " among --modules"
             raise ModelError(
-                f"'{self.read.loaded.ref.text}' has no linear layer, so gradient baselines have nothing to compare. "
-                "Use --strategy bm25, tfidf or representation."
+                f"'{self.read.loaded.ref.text}' has no linear layer{asked}, so gradient baselines have nothing to "
+                "compare. Use --strategy bm25, tfidf or representation."
             )
         return cover(model, self.read.objective, few, names)
 
     @property
     def query_question(self) -> Question:
         """What is differentiated of a query: a value that falls when the query is answered better."""
-        objective = self.read.objective
-        if self.measurement == "margin":
-            return Question(lambda z, t: -objective.margin(z, t))
-        return Question(objective.loss)
+        return measurement(self.read.objective, self.measurement)
 
 
 def linear_names(model: nn.Module) -> tuple[str, ...]:
@@ -199,11 +199,13 @@ def projected(pairing: Pairing, features: Features, question: Question, size: in
 
 
 def trak_scores(pairing: Pairing, size: int) -> np.ndarray:
-    """TRAK of one checkpoint [Q, N]: phi_q (Phi^T Phi + eps)^-1 phi_n (1 - p_n), phi projected margin gradients."""
+    """TRAK of one checkpoint [Q, N]: phi_q (Phi^T Phi + eps)^-1 phi_n (1 - p_n).
+
+    phi_n: projected gradients of the margin of training rows, phi_q: of what is measured of the queries.
+    """
     objective: Objective = pairing.read.objective
-    margin = Question(objective.margin)
-    phi_NK = projected(pairing, pairing.train, margin, size).double()
-    phi_QK = projected(pairing, pairing.queries, margin, size).double()
+    phi_NK = projected(pairing, pairing.train, Question(objective.margin), size).double()
+    phi_QK = -projected(pairing, pairing.queries, pairing.query_question, size).double()
     weight_N = 1 - torch.exp(-torch.from_numpy(losses(pairing)))
     # a projection wider than the data has no inverse: a thousandth of the mean eigenvalue stands in for what is missing
     ridge = float(1e-3 * phi_NK.square().sum() / size) or 1e-30

@@ -36,6 +36,7 @@ from budwood.methods.influence.fit import Bench, fitted, identity, say_damping
 from budwood.methods.influence.memory import of_index, rows_within
 from budwood.methods.influence.moments import Basis
 from budwood.methods.influence.precondition import all_there, measurement
+from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.score import given_factors
 from budwood.methods.influence.stored import Stored, assemble, most_of
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
@@ -91,7 +92,7 @@ def index(session: Session) -> dict[str, Any]:
         _assemble(session, factors, list(zip(jobs, pieces)), chosen.output)
     for job in [chosen, *jobs]:
         job.output.unlink()
-    return {
+    told = {
         "coordinates": count,
         "answered_with": most_of(count, len(shop.train)),
         "bits": cfg.bits,
@@ -107,6 +108,7 @@ def index(session: Session) -> dict[str, Any]:
         "bytes": session.run.file("index", "rows.npy").stat().st_size,
         "skipped": sorted(skipped),
     }
+    return profiled(session, told)
 
 
 def estimate(cfg: IndexConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:

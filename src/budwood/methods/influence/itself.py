@@ -23,6 +23,7 @@ from budwood.methods.influence.fit import Bench, fitted, say_damping
 from budwood.methods.influence.memory import of_self, tokens_within
 from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Work, measurement, precondition
+from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.score import given_factors
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for, sweep
 from budwood.methods.session import Session
@@ -60,7 +61,7 @@ def itself(session: Session) -> dict[str, Any]:
         told = _written(session, shop, [s.text for s in settings], value_SN)
     told |= say_damping(session.progress, factors, cfg.strategy, cfg.damping)
     shutil.rmtree(session.run.file("parts"))
-    return told
+    return profiled(session, told)
 
 
 def _written(session: Session, shop: Shop, names: list[str], value_SN: np.ndarray) -> dict[str, Any]:

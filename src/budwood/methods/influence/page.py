@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 WIDTH = 96
@@ -76,21 +76,30 @@ def _shares(row: Mapping[str, Any]) -> list[str]:
 
 
 def table(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One line per row: rank (negative for harmful rows), score, id, label and the beginning of the text."""
+    """One line per row: rank (negative for harmful rows), score, id, label and the beginning of the text.
+
+    Runs with scores by layer or token also have the layer and the token with the largest part in the score.
+    """
     lines = []
     for sign, rows in ((1, found["top"]), (-1, found["bottom"])):
         for rank, row in enumerate(rows, 1):
             text = " | ".join(str(row[k]) for k in ("text", "pair") if row.get(k))
-            lines.append(
-                {
-                    "rank": sign * rank,
-                    "score": row["score"],
-                    "id": row["id"],
-                    "label": str(row.get("label", "")),
-                    "text": textwrap.shorten(text, 72, placeholder=" …"),
-                }
-            )
+            line = {"rank": sign * rank, "score": row["score"], "id": row["id"], "label": str(row.get("label", ""))}
+            for key, parts in (("layer", row.get("layers", {}).items()), ("token", row.get("tokens", ())[1:])):
+                if parts:
+                    line[key] = _largest(parts)
+            lines.append({**line, "text": textwrap.shorten(text, 72, placeholder=" …")})
     return lines
+
+
+def _largest(parts: Iterable[tuple[str, float]]) -> str:
+    """The part that weighs most, of either sign.
+
+    >>> _largest([("layer.0", 0.1), ("layer.1", -0.25)])
+    'layer.1 -0.25'
+    """
+    name, value = max(parts, key=lambda p: abs(p[1]))
+    return f"{name} {value:+.2g}"
 
 
 def page(found: Mapping[str, Any]) -> str:

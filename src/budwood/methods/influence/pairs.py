@@ -5,7 +5,7 @@ Shapes: S settings, Q queries, B training rows of a batch, O out, I in (with the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,10 @@ from budwood.methods.influence.precondition import Preconditioner, Term, ask_los
 from budwood.methods.influence.workshop import ROWS, Shop, sweep
 
 TILE = 1 << 22  # numbers of gradients made at a time: they are used while still in cache
+# Numbers of query blocks that one product takes, and that are read at a time where they lie on disk. Not by the memory
+# that is free: sums cut at other places have other last bits.
+QUERY_TILE = 1 << 24
+EVERY = slice(None)
 
 
 class Blocks(Protocol):
@@ -30,8 +34,8 @@ class Blocks(Protocol):
     def put(self, name: str, block: str, at: np.ndarray, values_QOI: Tensor) -> None:
         """Take some queries of a block."""
 
-    def rows(self, name: str, block: str, first: int, last: int) -> Tensor:
-        """[Q, (last - first) * I]: outputs first..last of a block."""
+    def rows(self, name: str, block: str, first: int, last: int, queries: slice = EVERY) -> Tensor:
+        """[Q, (last - first) * I]: outputs first..last of a block, for some queries."""
 
 
 @dataclass
@@ -53,9 +57,9 @@ class Resident:
         else:
             whole[torch.from_numpy(at)] = values_QOI
 
-    def rows(self, name: str, block: str, first: int, last: int) -> Tensor:
+    def rows(self, name: str, block: str, first: int, last: int, queries: slice = EVERY) -> Tensor:
         """A view of some outputs."""
-        return self.tensors[name, block][:, first:last].flatten(1)
+        return self.tensors[name, block][queries, first:last].flatten(1)
 
 
 @dataclass
@@ -87,15 +91,16 @@ class OnDisk:
                 f.seek(start + int(q) * size)
                 f.write(memoryview(values).cast("B"))
 
-    def rows(self, name: str, block: str, first: int, last: int) -> Tensor:
+    def rows(self, name: str, block: str, first: int, last: int, queries: slice = EVERY) -> Tensor:
         """Some outputs, read from the file."""
         start, out, columns = self.places[name, block]
         width = columns * self.like.element_size()
-        found = np.empty((self.queries, (last - first) * width), np.uint8)
+        wanted = range(self.queries)[queries]
+        found = np.empty((len(wanted), (last - first) * width), np.uint8)
         with self.path.open("rb", buffering=0) as f:
-            for q in range(self.queries):
+            for i, q in enumerate(wanted):
                 f.seek(start + (q * out + first) * width)
-                f.readinto(memoryview(found[q]))
+                f.readinto(memoryview(found[i]))
         return torch.from_numpy(found).view(self.like.dtype)
 
 
@@ -104,14 +109,18 @@ Add = Callable[[int, Map, np.ndarray, Tensor], None]
 
 @dataclass
 class Meeting:
-    """Training rows meeting all queries: `add(setting, map, rows, score_BQ)` gets every map's part."""
+    """Training rows meeting all queries: `add(setting, map, rows, score_BQ)` gets every map's part.
+
+    With `half`, products are in bfloat16; queries at `exact` have a further column each, in full precision.
+    """
 
     shop: Shop
     ready: Preconditioner
     blocks: Blocks
     queries: int
     add: Add
-    half: bool = False  # multiply in bfloat16
+    half: bool = False
+    exact: Sequence[int] = ()
     _rooms: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, features: Features, order: np.ndarray, most: int = ROWS) -> None:
@@ -138,8 +147,8 @@ class Meeting:
     def _meet(self, m: Map, terms: list[Term], g_BTO: Tensor, a_BTI: Tensor) -> list[Tensor]:
         """score_BQ of every term for one map: gradients are made tile by tile and multiplied while in cache."""
         count = len(g_BTO)
-        scores = [g_BTO.new_zeros(count, self.queries) for _ in terms]
-        high = max(1, min(m.out, TILE // max(1, count * m.columns)))
+        scores = [g_BTO.new_zeros(count, self.queries + len(self.exact)) for _ in terms]
+        high, wide = tile(m, count, self.queries)
         room = self._room("made", count * high * m.columns)
         weighed = self._room("weighed", len(room)) if any(t.weight_OI is not None for t in terms) else room
         for first in range(0, m.out, high):
@@ -150,15 +159,43 @@ class Meeting:
                 left = made_BOI
                 if term.weight_OI is not None:
                     left = torch.mul(made_BOI, term.weight_OI[first:last], out=weighed[: made_BOI.numel()].view(size))
-                right_QX = self.blocks.rows(m.name, term.block, first, last)
-                if self.half:
-                    score_BQ += (left.flatten(1).bfloat16() @ right_QX.bfloat16().T).to(score_BQ)
-                else:
-                    score_BQ.addmm_(left.flatten(1), right_QX.T)
+                for q in range(0, self.queries, wide):
+                    some = slice(q, min(self.queries, q + wide))
+                    right_QX = self.blocks.rows(m.name, term.block, first, last, some)
+                    self._multiply(score_BQ, left.flatten(1), right_QX, some)
         return scores
+
+    def _multiply(self, score_BQ: Tensor, left_BX: Tensor, right_QX: Tensor, some: slice) -> None:
+        """Add the products with some queries."""
+        if not self.half:
+            score_BQ[:, some].addmm_(left_BX, right_QX.T)
+            return
+        score_BQ[:, some] += (left_BX.bfloat16() @ right_QX.bfloat16().T).to(score_BQ)
+        for i, q in enumerate(self.exact):
+            if some.start <= q < some.stop:
+                score_BQ[:, self.queries + i] += left_BX @ right_QX[q - some.start]
 
     def _room(self, name: str, size: int) -> Tensor:
         """Memory that is used again by every map and batch."""
         if name not in self._rooms or len(self._rooms[name]) < size:
             self._rooms[name] = self.shop.like.new_empty(size)
         return self._rooms[name][:size]
+
+
+def tile(m: Map, count: int, queries: int) -> tuple[int, int]:
+    """(outputs, queries) that one product of `count` training rows takes: neither side outgrows its tile.
+
+    >>> narrow = Map("m", "m.weight", None, 768, 768, "m")
+    >>> tile(narrow, 256, 64), tile(narrow, 1, 2000), tile(narrow, 1, 50_000)
+    ((21, 64), (10, 2000), (1, 21845))
+    """
+    high = min(m.out, TILE // max(1, count * m.columns), QUERY_TILE // max(1, queries * m.columns))
+    high = max(1, high)
+    return high, max(1, min(queries, QUERY_TILE // (high * m.columns)))
+
+
+def multiplies_bf16() -> bool:
+    """Whether this machine multiplies bfloat16 faster than float32."""
+    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    amx = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool((ask and ask()) or (amx and amx()))

@@ -8,20 +8,21 @@ from budwood.methods.session import Session
 from budwood.store.files import write_json
 
 
-def profile(session: Session) -> list[dict[str, Any]]:
-    """The phase table: calls, mean, total and percent of every phase; printed and stored."""
-    seconds = session.progress.seconds
-    parts = session.run.path.rglob("parts/*")
-    calls = {"covariance": 0, "eigen": 0, "moments": 0, "scores": 0}
-    for file in parts:
-        for name in calls:
-            calls[name] += file.name.startswith(name)
+def profiled(session: Session, told: dict[str, Any]) -> dict[str, Any]:
+    """What a verb has to tell, with --profile the phase table beside it: calls, mean, total and percent of each phase.
+
+    A call is a job (a shard of rows, a part of the eigenbases) or a phase that is done in one go. The table is printed
+    and stored in profile.json; its times stay out of the metrics, which are the same on every machine.
+    """
+    if not session.cfg.profile:
+        return told
+    seconds, calls = session.progress.seconds, session.progress.calls
     whole = sum(seconds.values()) or 1.0
     rows = [
         {
             "phase": k,
-            "calls": max(1, calls.get(k, 1)),
-            "mean": round(v / max(1, calls.get(k, 1)), 3),
+            "calls": calls[k],
+            "mean": round(v / max(1, calls[k]), 3),
             "total": round(v, 3),
             "percent": round(100 * v / whole, 1),
         }
@@ -30,5 +31,5 @@ def profile(session: Session) -> list[dict[str, Any]]:
     write_json(session.run.file("profile.json"), rows)
     for r in rows:
         times = f"{r['mean']:>9.3f} s mean {r['total']:>9.3f} s {r['percent']:>5.1f} %"
-        session.progress.say(f"{r['phase']:<12} {r['calls']:>4} calls {times}")
-    return [{k: r[k] for k in ("phase", "calls")} for r in rows]
+        session.progress.say(f"{r['phase']:<12} {r['calls']:>4} call{'s' if r['calls'] != 1 else ' '} {times}")
+    return {**told, "profile": [{k: r[k] for k in ("phase", "calls")} for r in rows]}

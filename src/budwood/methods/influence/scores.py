@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,6 +29,7 @@ FORMAT = 1
 TOKENS = "tokens"
 LAYER = re.compile(r"layer\.\d+|head")
 Stored = Literal["float32", "float16", "bfloat16", "float64"]
+STORED: dict[str, Stored] = {"float32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # by --dtype
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Matrix:
     main: bool = False
     dtype: Stored = "float32"
     facts: Mapping[str, Any] = field(default_factory=dict)
+    unit: float = 1.0  # what a 1 in the file stands for
+
+    def kept(self, values: np.ndarray) -> np.ndarray:
+        """Numbers as they come back from disk."""
+        return unpack(pack(values, self.dtype, self.unit), self.dtype, self.unit)
 
     @property
     def name(self) -> str:
@@ -105,7 +112,7 @@ class Desk:
         self.add(matrix)
         both_arrays = isinstance(rows, np.ndarray) and isinstance(columns, np.ndarray)
         place = np.ix_(rows, columns) if both_arrays else (rows, columns)  # type: ignore[arg-type]
-        self._open[matrix.name][1][place] = pack(np.asarray(tile), matrix.dtype)
+        self._open[matrix.name][1][place] = pack(np.asarray(tile), matrix.dtype, self._open[matrix.name][0].unit)
 
     def close(self, facts: Mapping[str, Any]) -> None:
         """Write the index of what was added."""
@@ -238,7 +245,11 @@ class Scores:
     def rows(self, queries: Sequence[int], matrix: Matrix | None = None) -> np.ndarray:
         """Some rows of a matrix as float32 (float64 where it is stored so)."""
         matrix = matrix or self.find()
-        return unpack(np.asarray(self.memmap(matrix)[list(queries)]), matrix.dtype)
+        return unpack(np.asarray(self.memmap(matrix)[list(queries)]), matrix.dtype, self._unit(matrix))
+
+    def _unit(self, matrix: Matrix) -> float:
+        """The unit of a matrix that may be known by its name alone."""
+        return next((m.unit for m in self.matrices if m.name == matrix.name), matrix.unit)
 
     def row(self, query: int, matrix: Matrix | None = None) -> np.ndarray:
         """One query's scores of all training rows."""
@@ -306,7 +317,7 @@ class Scores:
             raise StoreError(f"{self.path} has no scores by token. Score with --per-token.")
         own = replace_module(of, TOKENS)
         first, last = self.tokens.offsets_N1[train : train + 2]
-        values = unpack(np.asarray(self.memmap(own)[query, first:last]), own.dtype)
+        values = unpack(np.asarray(self.memmap(own)[query, first:last]), own.dtype, self._unit(own))
         return ("", *self.tokens.words[train]), values
 
 
@@ -332,12 +343,31 @@ def sum_of(parts: Sequence[np.ndarray]) -> np.ndarray:
     return total.astype(parts[0].dtype)
 
 
-def pack(values: np.ndarray, dtype: Stored) -> np.ndarray:
+def unit_for(values: np.ndarray, dtype: Stored) -> float:
+    """What a stored 1 should stand for: float16 ends at 65,504 and at 6e-8, so its largest is put near the upper end.
+
+    >>> unit_for(np.array([1e6, -3.0]), "float16"), unit_for(np.array([1e6]), "bfloat16")
+    (32.0, 1.0)
+    """
+    most = float(np.abs(values).max(initial=0.0))
+    if dtype != "float16" or not 0 < most < float("inf"):
+        return 1.0
+    return float(2.0 ** (math.frexp(most)[1] - 15))
+
+
+def pack(values: np.ndarray, dtype: Stored, unit: float = 1.0) -> np.ndarray:
     """Numbers as they lie on disk; bfloat16 is the upper half of a float32, rounded to nearest even.
 
     >>> unpack(pack(np.array([1.0, -2.5], np.float32), "bfloat16"), "bfloat16").tolist()
     [1.0, -2.5]
     """
+    if unit != 1.0:
+        values = values / unit
+    if dtype == "float16" and np.abs(values).max(initial=0.0) > np.finfo(np.float16).max:
+        raise StoreError(
+            f"A score of {np.abs(values).max() * unit:.3g} is too large for float16, which ends at 65,504. Store "
+            "bf16 or float32."
+        )
     if dtype != "bfloat16":
         return values.astype(dtype)
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
@@ -345,8 +375,10 @@ def pack(values: np.ndarray, dtype: Stored) -> np.ndarray:
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
 
 
-def unpack(stored: np.ndarray, dtype: Stored) -> np.ndarray:
+def unpack(stored: np.ndarray, dtype: Stored, unit: float = 1.0) -> np.ndarray:
     """Numbers from disk as float32 (float64 stays)."""
     if dtype == "bfloat16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return np.asarray(stored, dtype=np.float64 if dtype == "float64" else np.float32)
+        found = (stored.astype(np.uint32) << 16).view(np.float32)
+    else:
+        found = np.asarray(stored, dtype=np.float64 if dtype == "float64" else np.float32)
+    return found if unit == 1.0 else (found * found.dtype.type(unit))

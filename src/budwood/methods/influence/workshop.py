@@ -22,15 +22,15 @@ from budwood.config.influence import STRATEGIES, FitConfig
 from budwood.data.batch import Batch, Features, budget_batches
 from budwood.data.opened import Key
 from budwood.data.source import load_task
-from budwood.data.task import Task
+from budwood.data.task import Task, as_json, from_json
 from budwood.errors import ConfigError, ModelError
 from budwood.models.identity import model_hash
 from budwood.models.load import load
 from budwood.models.mode import in_mode
-from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading
+from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, reading, tuned_with
 from budwood.models.reference import ModelRef, resolve, stamp
 from budwood.params.select import matching
-from budwood.store.files import canonical
+from budwood.store.files import canonical, read_json, write_json
 from budwood.train.plan import device_for
 
 TOKENS = 4096  # padded tokens per batch
@@ -90,10 +90,24 @@ def settings_for(cfg: Any, model: str) -> dict[str, Any]:
     return {"model": model, "cfg": own}
 
 
+def rows_for(cfg: Any, task: Task, place: Path) -> dict[str, str]:
+    """Where other processes find the rows of a task that may be in memory alone; nothing where there are none."""
+    if cfg.workers == 1 and cfg.engine == "local":
+        return {}
+    file = place / "parts" / "rows.json"
+    write_json(file, as_json(task))
+    return {"rows": str(file)}
+
+
 def open_shop(settings: dict[str, Any], task: Task | None = None) -> Shop:
-    """The shop of these settings; the same process opens it once, and again when the model's files have changed."""
+    """The shop of these settings; the same process opens it once, and again when the model's files or rows changed."""
     now = stamp(_ref(settings))
-    return _open(Key(canonical({"stamp": now, **{k: settings[k] for k in ("model", "cfg")}}), task))
+    key = Key(canonical({"stamp": now, **{k: settings[k] for k in ("model", "cfg", "rows") if k in settings}}), task)
+    shop = _open(key)
+    if task is not None and shop.read.task.digest != task.digest:
+        _open.cache_clear()
+        shop = _open(key)
+    return shop
 
 
 def _ref(settings: dict[str, Any]) -> ModelRef:
@@ -104,8 +118,9 @@ def _ref(settings: dict[str, Any]) -> ModelRef:
 def _open(key: Key) -> Shop:
     settings = json.loads(key.settings)
     ref = _ref(settings)
-    cfg: FitConfig = as_tuned(FitConfig(**settings["cfg"]), ref)
-    task = key.task or load_task(cfg)
+    plain = FitConfig(**settings["cfg"])
+    task = key.task or (from_json(read_json(Path(settings["rows"]))) if "rows" in settings else load_task(plain))
+    cfg: FitConfig = as_tuned(plain, ref, task.kind)
     mode = mode_for(cfg, task, ref)
     loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
     if any(name.startswith("head.") for name in loaded.fresh):
@@ -113,7 +128,8 @@ def _open(key: Key) -> Shop:
             f"'{ref.text}' has no trained head for task '{task.name}', so its influence would be that of random "
             "weights. Fine-tune it first, or use --mode prompt or mlm."
         )
-    read = reading(loaded, task, cfg, mode, cfg.seed)
+    reduce = cfg.reduce or tuned_with(ref, cfg.task).get("reduce") or "mean"
+    read = reading(loaded, task, cfg, mode, cfg.seed, reduce)
     return shop_of(read, read.encode(task.rows(cfg.train_split)), cfg)
 
 

@@ -1,0 +1,183 @@
+"""Queries made ready to meet training rows in one process: their blocks in memory or in a file, within the budget."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from budwood.capture.stream import Map
+from budwood.config.influence import ScoreConfig
+from budwood.data.batch import Features
+from budwood.data.opened import Key
+from budwood.data.task import Task
+from budwood.engine.jobs import Job
+from budwood.engine.local import run_jobs
+from budwood.errors import ConfigError
+from budwood.methods.influence.factors import Factors, settings_of
+from budwood.methods.influence.pairs import QUERY_TILE, TILE, Blocks, OnDisk, Resident
+from budwood.methods.influence.precondition import (
+    Preconditioner,
+    Work,
+    bytes_needed,
+    measurement,
+    precondition,
+    query_blocks,
+)
+from budwood.methods.influence.queries import encoded, query_rows
+from budwood.methods.influence.workshop import ROWS, TOKENS, Shop, memory_budget, open_shop
+from budwood.params.select import layer_of
+from budwood.store.files import canonical, file_digest
+
+HERE = "budwood.methods.influence.asked"
+CHECKED = 16  # queries on which bfloat16 is compared with float32
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Everything a shard of scores needs."""
+
+    shop: Shop
+    ready: Preconditioner
+    queries: Features
+    cfg: ScoreConfig
+    given: dict[str, Any]
+
+    @property
+    def summed(self) -> bool:
+        """Whether all queries are one row."""
+        return "query" in self.cfg.aggregate
+
+    @property
+    def rows(self) -> int:
+        """Rows of the blocks: pieces of queries, or 1 where they are summed."""
+        return 1 if self.summed else len(self.queries)
+
+    @property
+    def half(self) -> bool:
+        """Whether products are in bfloat16: decided once, whatever machine a shard is on."""
+        return bool(self.given["half"])
+
+    @cached_property
+    def checked(self) -> tuple[str, ...]:
+        """Queries whose scores are also computed in float32, to be compared."""
+        every = list(dict.fromkeys(self.queries.ids))
+        return tuple(every[:: max(1, -(-len(every) // CHECKED))]) if self.half else ()
+
+    @cached_property
+    def exact(self) -> tuple[int, ...]:
+        """Rows of the blocks that belong to them."""
+        if self.summed:
+            return (0,) if self.half else ()
+        return tuple(i for i, own in enumerate(self.queries.ids) if own in set(self.checked))
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """All modules (""), then modules or layers."""
+        return ("", *dict.fromkeys(g for m in self.shop.maps for g in groups_of(m, self.cfg)))
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Training rows in the order in which they are cut into shards: long ones first."""
+        return np.argsort(-self.shop.train.lengths_N, kind="stable")
+
+    @property
+    def pieces(self) -> list[np.ndarray]:
+        """The rows of every shard."""
+        size = self.cfg.shard_rows
+        return [self.order[i : i + size] for i in range(0, len(self.order), size)]
+
+    @property
+    def file(self) -> Path:
+        """Where blocks lie that do not fit into memory."""
+        return Path(self.given["place"]) / "parts" / "queries.bin"
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """All query blocks: from the file where there is one, else computed here."""
+        if self.file.exists():
+            return OnDisk.at(self.file, self.ready, self.rows, self.shop.like)
+        blocks = Resident(self.rows, self.shop.like, self.summed)
+        self.fill(blocks)
+        return blocks
+
+    def fill(self, blocks: Blocks) -> None:
+        """Compute all query blocks."""
+        question = measurement(self.shop.read.objective, self.cfg.measurement)
+        every = np.arange(len(self.queries))
+        query_blocks(self.shop, self.ready, self.queries, every, question, blocks.put, self.cfg.query_batch or 64)
+
+    def settle(self) -> None:
+        """Before any shard: blocks too large for the memory of each worker go to a file, once for all of them."""
+        if self.file.exists():
+            return
+        left = room(self)
+        if self.summed or bytes_needed(self.ready, self.rows) * 1.2 < left:
+            if self.cfg.workers == 1 and self.cfg.engine == "local":
+                assert self.blocks is not None  # the shards are computed in this process: computed and timed here
+        else:
+            run_jobs([Job(f"{HERE}:query_file", self.given, self.file)], 1)
+
+
+def groups_of(m: Map, cfg: ScoreConfig) -> list[str]:
+    """The groups a map belongs to, besides all."""
+    layer = layer_of(f"{m.name}.weight")
+    layer_name = f"layer.{layer}" if layer is not None else "head"
+    return [g for g, wanted in ((m.name, cfg.per_module), (layer_name, cfg.per_layer)) if wanted]
+
+
+def asked_of(arguments: dict[str, Any], task: Task | None = None) -> Asked:
+    """What these arguments ask, made ready once per process, and again when model, rows or factors are other ones."""
+    shop = open_shop(arguments, task)
+    now = file_digest(Path(arguments["factors"]) / "factors.json")
+    key = Key(canonical({"now": now, "given": arguments}), task)
+    if (found := _asked(key)).shop is not shop:
+        _asked.cache_clear()
+        found = _asked(key)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _asked(key: Key) -> Asked:
+    given = json.loads(key.settings)["given"]
+    cfg = ScoreConfig(**given["score"])
+    shop = open_shop(given, key.task)
+    queries = encoded(shop.read, query_rows(shop.read.task, cfg))
+    work = Work(len(queries), len(shop.train), float(shop.train.lengths_N.mean()))
+    settings = settings_of(cfg.strategy, cfg.damping)
+    way = "back" if cfg.per_token else None  # scores by token need queries turned back to weights
+    ready = precondition(Factors.open(Path(given["factors"])), settings, work, way)
+    return Asked(shop, ready, queries, cfg, given)
+
+
+def query_file(arguments: dict[str, Any], part: Path) -> None:
+    """Job: all query blocks in one file, for queries that do not fit into memory."""
+    asked = asked_of(arguments)
+    asked.fill(OnDisk.at(part, asked.ready, asked.rows, asked.shop.like))
+
+
+def room(asked: Asked) -> int:
+    """Bytes that one worker has for query blocks, after model, activations, tiles and sums; too little is refused."""
+    cfg, shop, size = asked.cfg, asked.shop, asked.shop.like.element_size()
+    settings = len(asked.ready.settings)
+    fixed = 3 * size * sum(p.numel() for p in shop.model.parameters())
+    fixed += size * (4 * TILE + 2 * min(QUERY_TILE, asked.rows * sum(m.out * m.columns for m in shop.maps)))
+    sides = sum(m.out + (m.columns if m.source == m.name else 0) for m in shop.maps)
+    fixed += 3 * size * sides * TOKENS // 2  # activations of a batch: seen were 1.2 to 1.3 times the sides of all maps
+    fixed += settings * asked.rows * size * len(shop.maps) * min(ROWS, len(shop.train))  # scores of a batch
+    fixed += settings * asked.rows * 8 * len(asked.groups) * min(cfg.shard_rows, len(shop.train))  # and of a shard
+    if cfg.per_token:
+        fixed += settings * asked.rows * 8 * int((shop.train.lengths_N[asked.pieces[0]] + 1).sum())
+    least = fixed + (bytes_needed(asked.ready, 1) if asked.summed else 0)
+    # what is free is shared; what was asked for is each worker's own, so that no batch depends on their number
+    budget = memory_budget(None) // cfg.workers if cfg.max_memory is None else memory_budget(cfg.max_memory)
+    if cfg.max_memory is not None and budget < least:
+        raise ConfigError(
+            f"--max-memory {cfg.max_memory} is too little for {asked.rows} queries: it takes at least "
+            f"{least / 1e6:,.0f} MB in each worker. Give more memory or fewer --queries."
+        )
+    return budget - fixed

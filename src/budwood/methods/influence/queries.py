@@ -1,0 +1,60 @@
+"""Queries: the rows that are asked about, and whether there is anything to ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from budwood.data.batch import Features
+from budwood.data.task import Row, Task
+from budwood.errors import DataError, nearest
+from budwood.methods.session import Session
+from budwood.models.reading import Reading
+
+ID = "id:"  # --queries id:79 is the row '79', --queries 79 the first 79 rows
+
+
+def query_rows(task: Task, cfg: Any) -> list[Row]:
+    """The rows that are asked about: a whole split, its first rows, or rows by id."""
+    split = cfg.query_split or task.reported
+    rows = list(task.rows(split))
+    if not cfg.queries:
+        return rows
+    by_id = {r.id: r for r in rows}
+    if len(cfg.queries) == 1 and cfg.queries[0].isdigit():
+        if not int(cfg.queries[0]):
+            raise DataError("--queries 0 asks about nothing. Give a number of rows, or ids.")
+        return rows[: int(cfg.queries[0])]
+    found = []
+    for wish in cfg.queries:
+        name = wish if wish in by_id else wish.removeprefix(ID)
+        if name not in by_id:
+            raise DataError(f"Split '{split}' of '{task.name}' has no row '{name}'.{nearest(name, by_id)}")
+        found.append(by_id[name])
+    return found
+
+
+def encoded(read: Reading, rows: Sequence[Row]) -> Features:
+    """The queries as the model reads them; rows in which it finds nothing to predict are refused by name."""
+    features = read.encode(rows)
+    there = set(features.ids)
+    if lost := [r.id for r in rows if r.id not in there]:
+        shown = ", ".join(f"'{i}'" for i in lost[:5])
+        raise DataError(
+            f"{len(lost)} of {len(rows)} queries have no text that the model could be asked about: {shown}"
+            f"{' ...' if len(lost) > 5 else ''}. Leave them out: name the others with --queries."
+        )
+    return features
+
+
+def warn_overlap(session: Session, rows: Sequence[Row]) -> None:
+    """Say which queries are training rows as well: their best helper is themselves."""
+    seen = {(r.text, r.pair, r.words): r.id for r in session.task.rows(session.cfg.train_split)}
+    both = [(r.id, seen[key]) for r in rows if (key := (r.text, r.pair, r.words)) in seen]
+    if both:
+        shown = ", ".join(f"{q} = {n}" for q, n in both[:5])
+        session.progress.say(
+            f"{len(both)} of {len(rows)} queries are training rows too ({shown}{' ...' if len(both) > 5 else ''}): "
+            "they will look like their own best helpers."
+        )
+        session.progress.event(overlap=[list(x) for x in both])

@@ -1,0 +1,319 @@
+"""`influence score`: models made anew, texts in pieces, empty queries, ensembles by token, tiles and memory."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from budwood.config.influence import ScoreConfig
+from budwood.data.batch import IGNORE
+from budwood.data.task import Row, Task
+from budwood.errors import ConfigError, DataError
+from budwood.linalg.ranking import spearman_by_row
+from budwood.methods.influence import asked, by_token, factors, pairs
+from budwood.methods.influence import score as method
+from budwood.methods.influence.factors import Setting
+from budwood.methods.influence.pairs import OnDisk, Resident
+from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
+from budwood.methods.influence.queries import query_rows
+from budwood.methods.influence.scores import Scores
+from budwood.methods.influence.workshop import open_shop, settings_for
+from budwood.store.files import read_json
+from budwood.studies.api import run
+from tests.cases import write_model
+from tests.methods.influence.toys import fit, scores, toy
+
+COMMON = {"threads": 1, "damping": ("0.1mean",)}
+
+
+def words(count: int, start: int) -> str:
+    return " ".join(f"w{10 + (start * 7 + i * i) % 28}" for i in range(count))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Task]:
+    """A masked language model and texts of which some are cut into pieces of eight."""
+    place = tmp_path_factory.mktemp("texts")
+    write_model(place / "m", "bert", "lm")
+    train = tuple(Row(f"t{i}", words(4 + 5 * i, i)) for i in range(5))
+    asked = (Row("short", words(5, 9)), Row("none", ""), Row("long", words(17, 3)))
+    return str(place / "m"), Task("toy-text", "text", {"train": train, "validation": asked})
+
+
+def test_a_model_trained_again_in_its_place_is_scored_again(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    place = tmp_path / "ft"
+    shutil.copytree(model.run, place)
+    wish = {**COMMON, "strategy": ("identity",), "queries": ("3",), "overwrite": True, "out": tmp_path / "scored"}
+    before = Scores.open(run("influence score", str(place), task, wish).run).whole()
+    weights = load_file(place / "model" / "model.safetensors")
+    for name in weights:
+        if "dense.weight" in name:
+            weights[name] = weights[name] + 0.05
+    save_file(weights, place / "model" / "model.safetensors", {"format": "pt"})
+    again = Scores.open(run("influence score", str(place), task, wish).run).whole()
+    other = tmp_path / "copy"
+    shutil.copytree(place, other)
+    fresh = Scores.open(run("influence score", str(other), task, {**wish, "out": tmp_path / "fresh"}).run).whole()
+    assert not np.allclose(before, again)
+    assert np.array_equal(again, fresh)
+
+
+def test_rows_of_another_task_object_are_read_anew(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    fewer = Task(task.name, "label", {**task.splits, "train": task.splits["train"][:9]}, task.labels)
+    wish = {**COMMON, "strategy": ("identity",), "queries": ("2",), "overwrite": True, "out": tmp_path / "same"}
+    sizes = [Scores.open(run("influence score", model, t, wish).run).whole().shape for t in (task, fewer)]
+    assert sizes == [(2, 24), (2, 9)]
+
+
+@pytest.mark.parametrize("queries", [("short", "none"), ()])
+def test_queries_with_nothing_to_ask_are_refused_by_name(texts: Any, queries: Any, tmp_path: Path) -> None:
+    model, task = texts
+    wish = {**COMMON, "max_length": 8, "strategy": ("ekfac",), "queries": queries, "out": tmp_path / "x"}
+    with pytest.raises(DataError, match="1 of . queries have no text .*'none'.*--queries"):
+        run("influence score", model, task, wish)
+    assert not (tmp_path / "x" / "factors").exists()  # before the work
+
+
+def test_tokens_of_texts_in_pieces_belong_to_their_row(texts: Any, tmp_path: Path) -> None:
+    model, task = texts
+    wish = {**COMMON, "max_length": 8, "strategy": ("ekfac", "identity"), "queries": ("long", "short")}
+    found = Scores.open(run("influence score", model, task, {**wish, "per_token": True, "out": tmp_path / "a"}).run)
+    assert found.query_ids == ("long", "short") and found.train_ids == tuple(f"t{i}" for i in range(5))
+    for strategy in ("ekfac", "identity"):
+        main = found.find(strategy)
+        whole = found.whole(main)
+        by_row = np.array([[found.token_row(q, n, main)[1].sum() for n in range(5)] for q in range(2)])
+        np.testing.assert_allclose(by_row, whole, rtol=1e-3, atol=1e-4 * np.abs(whole).max())
+    spelled, _ = found.token_row(0, 3)
+    assert [w for w in spelled if w.startswith("w")] == task.rows("train")[3].text.split()
+    one = Scores.open(run("influence score", model, task, {**wish, "queries": ("long",), "out": tmp_path / "b"}).run)
+    assert one.whole().shape == (1, 5)
+    np.testing.assert_allclose(one.row(0), found.row(0), rtol=2e-3, atol=1e-4 * np.abs(found.row(0)).max())
+
+
+def test_the_loss_is_reduced_as_the_model_was_tuned(texts: Any, tmp_path: Path) -> None:
+    model, task = texts
+    task = Task("toy-text", "text", {**task.splits, "validation": task.splits["validation"][::2]}, metric="lm_loss")
+    recipe = {"mode": "mlm", "max_length": 32, "reduce": "sum", "max_steps": 2, "threads": 1, "out": tmp_path / "ft"}
+    tuned = run("finetune", model, task, recipe)
+    wish = {**COMMON, "strategy": ("identity",), "scale": "sum"}
+    own, mean = (
+        Scores.open(run("influence score", tuned, task, {**wish, **more, "out": tmp_path / n}).run).whole()
+        for n, more in (("own", {}), ("mean", {"reduce": "mean"}))
+    )
+    shop = open_shop(settings_for(ScoreConfig(task="toy-text", **wish), str(tuned.run)), task)
+    assert shop.read.objective.reduce == "sum" and len(shop.train) == 5  # type: ignore[attr-defined]
+    batch = shop.read.feed(shop.train)(np.arange(5), 0)
+    count_N = (batch.targets["target"] != IGNORE).sum(1).numpy()
+    assert len(set(count_N)) > 1
+    np.testing.assert_allclose(own, mean * count_N, rtol=1e-3, atol=1e-5 * np.abs(own).max())
+    fitted = run("influence fit", tuned, task, {"threads": 1, "reduce": "mean", "out": tmp_path / "fit"})
+    with pytest.raises(ConfigError, match="reduce: 'mean' there, 'sum' now"):
+        run("influence score", tuned, task, {**COMMON, "factors": fitted.run, "out": tmp_path / "x"})
+
+
+def test_tokens_of_a_sum_over_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="--per-token.*--aggregate train"):
+        ScoreConfig(task="toy", aggregate=("train",), per_token=True)
+
+
+def test_one_column_is_the_sum_over_training_rows(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {**COMMON, "strategy": ("ekfac", "bm25"), "queries": ("3",)}
+    for scale in ("mean", "sum"):
+        one, every = (
+            Scores.open(
+                run("influence score", model, task, {**wish, "scale": scale, **more, "out": tmp_path / (scale + n)}).run
+            )
+            for n, more in (("one", {"aggregate": ("train",)}), ("all", {}))
+        )
+        for strategy in ("ekfac", "bm25"):
+            whole = every.whole(every.find(strategy))
+            got = one.whole(one.find(strategy))
+            assert got.shape == (3, 1) and one.train_ids == ("all",)
+            np.testing.assert_allclose(got[:, 0], whole.sum(1), rtol=1e-4, atol=1e-5 * np.abs(whole).max())
+
+
+def test_two_classes_rank_alike_by_loss_and_margin(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {**COMMON, "queries": ("4",)}
+    loss, margin = (
+        Scores.open(run("influence score", model, task, {**wish, "measurement": m, "out": tmp_path / m}).run).whole()
+        for m in ("loss", "margin")
+    )
+    for a, b in zip(loss, margin):  # the gradient of the loss is (1 - p) times that of minus the margin
+        ratio = float(a @ b / (b @ b))
+        assert 0 < ratio < 1
+        np.testing.assert_allclose(a, ratio * b, rtol=1e-3, atol=1e-5 * np.abs(a).max())
+
+
+def test_tokens_of_an_ensemble_add_up(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    other = run("finetune", str(model.run), task, {"max_steps": 2, "seed": 5, "threads": 1, "out": tmp_path / "other"})
+    wish = {**COMMON, "queries": ("2",), "per_token": True, "checkpoints": (str(other.run),), "out": tmp_path / "both"}
+    found = Scores.open(run("influence score", model, task, wish).run)
+    whole = found.whole()
+    by_row = np.array([[found.token_row(q, n)[1].sum() for n in range(24)] for q in range(2)])
+    np.testing.assert_allclose(by_row, whole, rtol=1e-3, atol=1e-4 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("tile,queries", [(1 << 22, 40), (60, 1 << 24), (60, 40)])
+def test_tiles_do_not_change_scores(tile: int, queries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, shop = toy("bert")
+    made = fit(shop, tmp_path)
+    settings = [Setting("identity"), Setting("diagonal", "0.1mean"), Setting("ekfac", "0.1mean")]
+    asked = np.array([4, 0, 2])
+    tokens = lambda: _by_token(shop, made, settings, asked)
+    want, by_word = scores(shop, made, settings, asked), tokens()
+    monkeypatch.setattr(pairs, "TILE", tile)
+    monkeypatch.setattr(pairs, "QUERY_TILE", queries)
+    monkeypatch.setattr(by_token, "QUERY_TILE", queries)
+    got = scores(shop, made, settings, asked)
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-11 * np.abs(want).max())
+    disk = OnDisk.at(tmp_path / "b.bin", precondition(made, settings, Work(3, len(shop.train), 8.0)), 3, shop.like)
+    assert np.array_equal(scores(shop, made, settings, asked, blocks=disk), got)
+    assert np.array_equal(tokens(), by_word)
+
+
+def _by_token(shop: Any, made: Any, settings: list[Setting], asked: np.ndarray) -> np.ndarray:
+    ready = precondition(made, settings, Work(3, 6, 8.0), "back")
+    blocks = Resident(3, shop.like)
+    query_blocks(shop, ready, shop.train, asked, measurement(shop.read.objective, "margin"), blocks.put)
+    return by_token.token_scores(shop, ready, blocks, 3, np.arange(len(shop.train)))
+
+
+def test_no_tile_outgrows_its_size() -> None:
+    for out, into in ((384, 1536), (1536, 384), (2, 768), (3072, 768)):
+        m = pairs.Map("m", "m.weight", "m.bias", out, into, "m")
+        for count in (1, 7, 256):
+            for queries in (1, 64, 2000, 100_000):
+                high, wide = pairs.tile(m, count, queries)
+                assert 1 <= high <= out and 1 <= wide <= queries
+                assert high * wide * m.columns <= pairs.QUERY_TILE and count * high * m.columns <= pairs.TILE
+
+
+def test_memory_is_asked_of_sums_too_and_free_memory_is_shared_by_workers(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {**COMMON, "queries": ("3",)}
+    with pytest.raises(ConfigError, match="at least"):
+        run(
+            "influence score",
+            model,
+            task,
+            {**wish, "aggregate": ("query",), "max_memory": "1KB", "out": tmp_path / "x"},
+        )
+    enough = {**wish, "strategy": ("identity",), "max_memory": "150MB"}
+    run("influence score", model, task, {**enough, "out": tmp_path / "y"})
+    shop = SimpleNamespace(like=torch.zeros(1), model=torch.nn.Linear(1, 1), maps=(), train=range(9))
+    left = {}
+    for most in (None, "1GB"):
+        for workers in (1, 4):
+            cfg = SimpleNamespace(max_memory=most, workers=workers, per_token=False, shard_rows=4)
+            here = SimpleNamespace(
+                cfg=cfg, shop=shop, ready=SimpleNamespace(settings=()), rows=1, groups=(), summed=False
+            )
+            left[most, workers] = asked.room(here)  # type: ignore[arg-type]
+    assert left["1GB", 1] == left["1GB", 4]  # no batch depends on how many work
+    assert left[None, 4] < left[None, 1] / 3
+
+
+def test_queries_on_disk_give_the_same_bytes(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task = tuned
+    wish = {**COMMON, "queries": ("3",), "per_token": True, "shard_rows": 9}
+    one = run("influence score", model, task, {**wish, "out": tmp_path / "one"}).run
+    monkeypatch.setattr(asked, "room", lambda a: 0)
+    two = run("influence score", model, task, {**wish, "out": tmp_path / "two"}).run
+    for file in sorted((one / "scores").iterdir()):
+        assert file.read_bytes() == (two / "scores" / file.name).read_bytes(), file.name
+
+
+def test_curvature_is_read_once_for_all_modules(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task = tuned
+    fitted = run("influence fit", model, task, {"threads": 1, "out": tmp_path / "fit"})
+    wish = {**COMMON, "queries": ("2",), "factors": fitted.run}
+    counts = []
+    plain = factors.Factors.damping
+    for n, per in enumerate((False, True)):
+        seen = []
+        monkeypatch.setattr(factors.Factors, "damping", lambda *a, seen=seen: (seen.append(1), plain(*a))[1])
+        run("influence score", model, task, {**wish, "per_module": per, "out": tmp_path / str(n)})
+        counts.append(len(seen))
+    assert counts[0] == counts[1]
+
+
+def test_a_number_counts_rows_and_an_id_names_one() -> None:
+    rows = tuple(Row(str(i), "x", None, 0) for i in (7, 3, 2))
+    task = Task("toy", "label", {"train": rows, "validation": rows}, ("a", "b"))
+    asked = lambda *q: [r.id for r in query_rows(task, SimpleNamespace(query_split=None, queries=q))]
+    assert asked() == ["7", "3", "2"] and asked("2") == ["7", "3"]
+    assert asked("id:2") == ["2"] and asked("2", "7") == ["2", "7"] and asked("id:3", "7") == ["3", "7"]
+    for wrong in ("id:9", "0"):
+        with pytest.raises(DataError, match="no row '9'|asks about nothing"):
+            asked(wrong)
+
+
+@pytest.mark.parametrize("verb,phase", [("fit", "moments"), ("score", "scores"), ("self", "self"), ("index", "index")])
+def test_a_profile_counts_jobs(verb: str, phase: str, tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {"threads": 1, "shard_rows": 5, "profile": True, "out": tmp_path / "run"}
+    made = run(f"influence {verb}", model, task, wish)
+    table = {r["phase"]: r for r in read_json(made.run / "profile.json")}
+    # 24 rows in fives: two halves of twelve in three each for factors, five for the rest
+    want = {"load": 1, "covariance": 6, "eigen": 4, "moments": 6, phase: 6 if verb == "fit" else 5}
+    assert {k: table[k]["calls"] for k in want} == want
+    assert sum(r["percent"] for r in table.values()) == pytest.approx(100, abs=1)
+    assert [r["phase"] for r in made.metrics["profile"]] == list(table)
+
+
+@pytest.mark.slow
+def test_workers_do_not_change_the_bytes(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {**COMMON, "strategy": ("identity",), "queries": ("3",), "shard_rows": 12, "per_layer": True}
+    one, two = (
+        run("influence score", model, task, {**wish, "workers": n, "out": tmp_path / str(n)}).run for n in (1, 2)
+    )
+    for file in sorted((one / "scores").iterdir()):
+        assert file.read_bytes() == (two / "scores" / file.name).read_bytes(), file.name
+
+
+@pytest.mark.parametrize("more", [{}, {"aggregate": ("query",)}])
+def test_bf16_is_compared_with_float32_computed_as_such(
+    more: Any, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    wish = {**COMMON, "strategy": ("ekfac", "identity"), **more}
+    exact = Scores.open(run("influence score", model, task, {**wish, "out": tmp_path / "exact"}).run)
+    monkeypatch.setattr(method, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(asked, "CHECKED", 4)
+    made = run("influence score", model, task, {**wish, "dtype": "bf16", "out": tmp_path / "half"})
+    half = Scores.open(made.run)
+    for setting, strategy in (("ekfac@0.1mean", "ekfac"), ("identity", "identity")):
+        got, want = half.whole(half.find(strategy)), exact.whole(exact.find(strategy))
+        agreed = spearman_by_row(got, want)[:: 1 if more else 3]  # four of ten queries
+        told = made.metrics["agreement"][setting]
+        assert told["queries"] == len(agreed) and told["least"] == pytest.approx(agreed.min(), abs=1e-9)
+        assert told["mean"] == pytest.approx(agreed.mean(), abs=1e-9)
+        assert more or told["least"] < 1
+
+
+def test_fp16_keeps_small_scores(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {**COMMON, "strategy": ("ekfac", "tracin"), "damping": ("1e9",), "queries": ("2",), "per_token": True}
+    want, got = (
+        Scores.open(run("influence score", model, task, {**wish, "dtype": d, "out": tmp_path / d}).run)
+        for d in ("float32", "fp16")
+    )
+    for strategy in ("ekfac", "tracin"):
+        plain, kept = (x.whole(x.find(strategy)) for x in (want, got))
+        np.testing.assert_allclose(kept, plain, rtol=1e-3, atol=1e-6 * np.abs(plain).max())
+    assert np.abs(want.row(0)).max() < 6e-8  # below what float16 can hold without a scale
+    np.testing.assert_allclose(got.token_row(0, 3)[1], want.token_row(0, 3)[1], rtol=1e-3, atol=1e-14)
