@@ -23,7 +23,6 @@ from budwood.methods.influence.moments import covariances
 from budwood.methods.influence.workshop import Shop
 from budwood.params import tree
 from budwood.studies.api import run
-from tests.methods.influence.test_runs import tuned  # noqa: F401
 from tests.methods.influence.toys import fit, toy
 
 CURVED = ("ekfac", "kfac", "diagonal")

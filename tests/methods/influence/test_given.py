@@ -24,7 +24,6 @@ from budwood.methods.influence.workshop import open_shop, settings_for
 from budwood.params.graft import Graft
 from budwood.params.tree import named
 from budwood.studies.api import run
-from tests.methods.influence.test_runs import tuned  # noqa: F401
 
 COMMON = {"threads": 1, "damping": ("0.1mean",), "queries": ("3",)}
 

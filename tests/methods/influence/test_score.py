@@ -211,7 +211,7 @@ def test_memory_is_asked_of_sums_too_and_free_memory_is_shared_by_workers(tuned:
             task,
             {**wish, "aggregate": ("query",), "max_memory": "1KB", "out": tmp_path / "x"},
         )
-    enough = {**wish, "strategy": ("identity",), "max_memory": "150MB"}
+    enough = {**wish, "strategy": ("identity",), "max_memory": "800MB"}
     run("influence score", model, task, {**enough, "out": tmp_path / "y"})
     shop = SimpleNamespace(like=torch.zeros(1), model=torch.nn.Linear(1, 1), maps=(), train=range(9))
     left = {}

@@ -19,6 +19,7 @@ from budwood.engine.jobs import Job
 from budwood.engine.local import run_jobs
 from budwood.errors import ConfigError
 from budwood.methods.influence.factors import Factors, settings_of
+from budwood.methods.influence.memory import BASE
 from budwood.methods.influence.pairs import QUERY_TILE, TILE, Blocks, OnDisk, Resident
 from budwood.methods.influence.precondition import (
     Preconditioner,
@@ -164,7 +165,7 @@ def room(asked: Asked) -> int:
     """Bytes that one worker has for query blocks, after model, activations, tiles and sums; too little is refused."""
     cfg, shop, size = asked.cfg, asked.shop, asked.shop.like.element_size()
     settings = len(asked.ready.settings)
-    fixed = 3 * size * sum(p.numel() for p in shop.model.parameters())
+    fixed = BASE + 3 * size * sum(p.numel() for p in shop.model.parameters())
     fixed += size * (4 * TILE + 2 * min(QUERY_TILE, asked.rows * sum(m.out * m.columns for m in shop.maps)))
     sides = sum(m.out + (m.columns if m.source == m.name else 0) for m in shop.maps)
     fixed += 3 * size * sides * TOKENS // 2  # activations of a batch: seen were 1.2 to 1.3 times the sides of all maps
