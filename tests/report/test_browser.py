@@ -213,6 +213,7 @@ def test_points_bars_and_tables(tab: Tab, runs: dict[str, Path]) -> None:
     assert "EWC at strength 10" in page.locator(".panel h3").inner_text()
     page = tab.go("view=quality&run=lds")
     results = json.loads((runs["lds"] / "metrics.json").read_text())["results"]
+    page.wait_for_selector("figure [data-mark^=bar]", state="attached")
     shown = page.locator("figure").first.locator("[data-mark^=bar]").evaluate_all("xs => xs.map(x => +x.dataset.value)")
     assert shown == [r["lds"] for r in results]
     page.locator("figure").first.get_by_role("button", name="Table").click()
