@@ -17,6 +17,7 @@ from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, ModelError
 from budwood.studies import inject as study
 from tests.cases import write_model
+from tests.interrupt import interrupted
 
 STEPS: dict[str, Any] = {
     "max_steps": 3,
@@ -68,7 +69,7 @@ def test_a_head_task_with_a_kept_head_task(there: Path) -> None:
     assert "Knee (" in told(m, result.cost)
 
 
-def test_text_is_kept_by_its_loss_and_a_stopped_study_carries_on(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_kept_by_its_loss_and_a_stopped_study_carries_on(there: Path) -> None:
     rows = tuple(Row(f"t{i}", t, label=i % 2) for i, t in enumerate(texts(40, 5)))
     from budwood.data.task import Template
 
@@ -78,19 +79,8 @@ def test_text_is_kept_by_its_loss_and_a_stopped_study_carries_on(there: Path, mo
     whole = run(task, "plain.txt", "whole", **more)
     assert {c["retain"] for c in whole.metrics["cells"]} == {"none", "ewc", "recadam", "replay"}
     assert whole.metrics["base"]["kept"]["plain.txt"]["metric"] == "lm_loss"
-    calls = []
-
-    def breaks(*words: Any, **more: Any) -> Any:
-        calls.append(words)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return verb(*words, **more)
-
-    verb = study.run_verb
-    monkeypatch.setattr(study, "run_verb", breaks)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(study, "run_verb", 5):
         run(task, "plain.txt", "stopped", **more)
-    monkeypatch.setattr(study, "run_verb", verb)
     again = run(task, "plain.txt", "stopped", **more)
     clean = lambda m: json.dumps(m).replace("stopped", "whole")
     assert clean(again.metrics) == clean(whole.metrics)

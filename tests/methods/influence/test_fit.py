@@ -46,10 +46,7 @@ def test_sums_take_parts_one_at_a_time() -> None:
 
 @pytest.mark.parametrize("strategy", ["kfac", "ekfac"])
 def test_a_fit_holds_one_shard_at_a_time(
-    strategy: str,
-    tuned: Any,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    strategy: str, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, task = tuned
     alive: dict[str, list[weakref.ref[Tensor]]] = {"covariance": [], "moments": []}
@@ -119,12 +116,7 @@ def test_where_nothing_is_known_the_usual_share_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["fit", "self", "index"])
-def test_memory_is_kept_to_or_refused(
-    verb: str,
-    tuned: Any,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_kept_to_or_refused(verb: str, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, task = tuned
     settings = {"threads": 1, **({"calibration": 4} if verb == "index" else {})}
     with pytest.raises(ConfigError, match=r"--max-memory 1KB is too little .* at least \d+ MB"):

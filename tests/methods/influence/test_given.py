@@ -24,6 +24,7 @@ from budwood.methods.influence.workshop import open_shop, settings_for
 from budwood.params.graft import Graft
 from budwood.params.tree import named
 from budwood.studies.api import run
+from tests.interrupt import interrupted
 
 COMMON = {"threads": 1, "damping": ("0.1mean",), "queries": ("3",)}
 
@@ -34,11 +35,7 @@ def refit(model: Any, task: Any, out: Path, **settings: Any) -> Path:
     return run("influence fit", model, task, {"threads": 1, "out": out, **settings}).run
 
 
-def test_a_retrained_checkpoint_is_scored_again(
-    tuned: Any,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_retrained_checkpoint_is_scored_again(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model, task = tuned
     train = {"max_steps": 2, "threads": 1, "out": tmp_path / "other", "overwrite": True}
@@ -54,12 +51,7 @@ def test_a_retrained_checkpoint_is_scored_again(
 
 
 @pytest.mark.parametrize("verb", ["score", "self", "index"])
-def test_refitted_factors_are_used(
-    verb: str,
-    tuned: Any,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refitted_factors_are_used(verb: str, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model, task = tuned
     place = refit(model, task, tmp_path / "fit")
@@ -72,26 +64,12 @@ def test_refitted_factors_are_used(
     assert run(f"influence {verb}", model, task, settings).fresh
 
 
-def test_a_killed_run_never_mixes_shards_of_two_factors(
-    tuned: Any,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_killed_run_never_mixes_shards_of_two_factors(tuned: Any, tmp_path: Path) -> None:
     model, task = tuned
     place = refit(model, task, tmp_path / "fit")
     settings = {**COMMON, "factors": place, "shard_rows": 7, "out": tmp_path / "score"}
-    real, calls = method.score_shard, []
-
-    def dies(arguments: dict[str, Any], part: Path) -> None:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        real(arguments, part)
-
-    monkeypatch.setattr(method, "score_shard", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(method, "score_shard", 2):
         run("influence score", model, task, settings)
-    monkeypatch.setattr(method, "score_shard", real)
     file = place / "factors" / "moments.safetensors"
     _doubled(file)
     with pytest.raises(StoreError, match="factors: .* there, .* now"):
@@ -110,7 +88,7 @@ def _doubled(file: Path) -> None:
     assert Factors.open(file.parent).facts
 
 
-def test_factors_of_other_settings_or_another_model_are_refused(tuned: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_factors_of_other_settings_or_another_model_are_refused(tuned: Any, tmp_path: Path) -> None:
     model, task = tuned
     short = refit(model, task, tmp_path / "short", max_length=8)
     for verb in ("score", "self", "index"):
@@ -125,7 +103,7 @@ def test_factors_of_other_settings_or_another_model_are_refused(tuned: Any, tmp_
             run(f"influence {verb}", model, task, {"threads": 1, "factors": short, "fit_rows": "8"})
 
 
-def test_scores_of_a_graft_refuse_factors_of_another_model(tuned: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_scores_of_a_graft_refuse_factors_of_another_model(tuned: Any, tmp_path: Path) -> None:
     model, task = tuned
     scored = run("influence score", model, task, {**COMMON, "out": tmp_path / "score"})
     file = scored.run / "factors" / "factors.json"
@@ -156,7 +134,7 @@ def test_scores_of_a_graft_refuse_factors_of_another_model(tuned: Any, tmp_path:
 def test_what_changes_how_rows_are_read_changes_whose_factors_they_are(
     mode: str,
     change: dict[str, Any],
-    tuned: Any,  # noqa: F811
+    tuned: Any,
 ) -> None:
     model, task = tuned
     words = {"template": "{text} is {mask}", "label_words": ("w5", "w7")} if mode == "prompt" else {}
@@ -176,10 +154,7 @@ def test_what_changes_how_rows_are_read_changes_whose_factors_they_are(
 
 @pytest.mark.parametrize("verb", ["fit", "self", "index"])
 def test_shards_of_one_process_share_what_they_read(
-    verb: str,
-    tuned: Any,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    verb: str, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, task = tuned
     given = {} if verb == "fit" else {"factors": refit(model, task, tmp_path / "f")}
@@ -193,7 +168,7 @@ def test_shards_of_one_process_share_what_they_read(
     assert counts[0] == counts[1] > 0
 
 
-def test_an_index_of_refitted_factors_is_refused(tuned: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_an_index_of_refitted_factors_is_refused(tuned: Any, tmp_path: Path) -> None:
     model, task = tuned
     place = refit(model, task, tmp_path / "f")
     made = run("influence index", model, task, {"threads": 1, "factors": place, "out": tmp_path / "i"})

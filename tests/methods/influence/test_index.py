@@ -20,6 +20,7 @@ from budwood.methods.influence.index import Index, calibration_rows
 from budwood.methods.influence.scores import Scores
 from budwood.methods.influence.workshop import open_shop, settings_for
 from tests.cli.conftest import budwood, model, reviews  # noqa: F401
+from tests.interrupt import interrupted
 
 COMMON = ["--threads", "1", "--progress", "none"]
 
@@ -114,27 +115,14 @@ def test_norms_are_exact_self_influence(place: Path, tuned: Path) -> None:
 
 
 @pytest.mark.parametrize("share", ["10%", "2.5%"])
-def test_a_killed_index_ends_with_the_same_bytes(
-    place: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch, share: str
-) -> None:
+def test_a_killed_index_ends_with_the_same_bytes(place: Path, tuned: Path, share: str) -> None:
     from budwood.store.files import read_json
     from budwood.studies.verbs import run_verb
 
     given = read_json(place / share / "run.json")["given"]
     out = place / f"killed {share}"
-    real = made.index_shard
-    calls: list[int] = []
-
-    def dies(arguments: dict[str, Any], part: Path) -> None:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        real(arguments, part)
-
-    monkeypatch.setattr(made, "index_shard", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(made, "index_shard", 2):
         run_verb("influence index", IndexConfig(**{**given, "out": out}), [str(tuned)])
-    monkeypatch.setattr(made, "index_shard", real)
     run_verb("influence index", IndexConfig(**{**given, "out": out}), [str(tuned)])
     for name in ("rows.npy", "norms.npy", "coordinates.safetensors"):
         assert (out / "index" / name).read_bytes() == (place / share / "index" / name).read_bytes()

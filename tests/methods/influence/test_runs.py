@@ -22,10 +22,11 @@ from budwood.methods.influence.scores import Scores, sum_of
 from budwood.methods.influence.workshop import shop_of
 from budwood.models.objective import Head
 from budwood.studies.api import run
+from tests.interrupt import interrupted
 from tests.methods.influence.toys import fit, reading_of, scores
 
 
-def test_parts_add_up_and_runs_repeat(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_add_up_and_runs_repeat(tuned: Any, tmp_path: Path) -> None:
     model, task = tuned
     settings = {"strategy": ("ekfac", "identity"), "damping": ("0.1mean", "1e-4"), "threads": 1, "shard_rows": 7}
     more = {"per_module": True, "per_layer": True, "per_token": True, "queries": ("4",)}
@@ -44,18 +45,8 @@ def test_parts_add_up_and_runs_repeat(tuned: Any, tmp_path: Path, monkeypatch: p
         by_token = np.array([[found.token_row(q, n, main)[1].sum() for n in range(24)] for q in range(4)])
         np.testing.assert_allclose(by_token, whole, rtol=1e-3, atol=1e-4 * np.abs(whole).max())
 
-    calls = []
-    shard = method.score_shard
-
-    def dies(arguments: dict[str, Any], part: Path) -> None:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        shard(arguments, part)
-
-    monkeypatch.setattr(method, "score_shard", dies)
     again = {**settings, **more, "out": tmp_path / "two"}
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(method, "score_shard", 2):
         run("influence score", model, task, again)
     assert list((tmp_path / "two" / "parts").iterdir())
     run("influence score", model, task, again)

@@ -25,6 +25,7 @@ from budwood.params.tree import named
 from budwood.store.files import read_json
 from budwood.studies.api import run
 from budwood.studies.verbs import run_verb
+from tests.interrupt import interrupted
 
 BROKEN = "w20"
 
@@ -134,16 +135,10 @@ def test_they_are_told_wherever_the_work_was_done(broken: Any, scored: Path, mon
     assert made.metrics["skipped"] == sorted(ids)
 
 
-def test_a_killed_fit_tells_them_too(broken: Any, scored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_fit_tells_them_too(broken: Any, scored: Path) -> None:
     model, common, ids = broken
     cfg = FitConfig(**common, strategy=("kfac",), shard_rows=8, out=scored / "killed")
-
-    def dies(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fitting, "_eigen", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(fitting, "_eigen", 1):
         done("fit", cfg, model)
-    monkeypatch.undo()
     workshop._open.cache_clear()
     assert done("fit", cfg, model).metrics["skipped"] == sorted(ids)
