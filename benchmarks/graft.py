@@ -41,7 +41,7 @@ from budwood.studies.api import run
 from budwood.train.fit import Keeping, fit
 from budwood.train.plan import make_plan, prepare_model
 
-ROWS = 32
+ROWS, STEPS = 32, 4  # of a mask step; steps in which every training row comes once
 VERBS: dict[str, dict[str, Any]] = {"the_verb": {}, "the_verb_with_curve": {"curve": True, "curve_sizes": (0.01, 0.05)}}
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("BUDWOOD_SHARED", ROOT.parent / "shared"))
@@ -75,14 +75,15 @@ def peak(work: Callable[[], Any]) -> int:
 def memory(pair: Pair) -> tuple[float, float]:
     """(copies of the graftable weights held while learning, copies that are activations)."""
     model, objective, total = pair.read.loaded.model, pair.read.objective, len(pair.delta_P)
-    batch = batches(pair, Steps(rows=ROWS))(0)
+    batch_of = batches(pair, Steps(rows=ROWS))
     straight_through(pair, 1, Steps(1, 1))  # what a first pass loads and compiles is nobody's copy
 
     def backward() -> None:
         with taking(pair, lambda place, grad: None):
-            objective.loss(objective.logits(model, batch), objective.targets(batch)).mean().backward()
+            for batch in map(batch_of, range(STEPS)):
+                objective.loss(objective.logits(model, batch), objective.targets(batch)).mean().backward()
 
-    learning = peak(lambda: straight_through(pair, max(1, total // 100), Steps(3, ROWS)))
+    learning = peak(lambda: straight_through(pair, max(1, total // 100), Steps(STEPS, ROWS)))
     held = 2 * 4 * total + learning  # the model's own blocks and the changes are there before
     return held / (4 * total), peak(backward) / (4 * total)
 
@@ -90,7 +91,7 @@ def memory(pair: Pair) -> tuple[float, float]:
 def verb_memory(model: str, tuned: str, place: Path, **settings: Any) -> int:
     """Bytes that the process grows by in `graft learn` from its first line to its last."""
     given = {"mode": "prompt", "shots": 64, "limit_eval": 64, "threads": 1}
-    wish = {**given, "mask_steps": 3, "mask_batch_size": ROWS, "size": "1%", "progress": "none", **settings}
+    wish = {**given, "mask_steps": STEPS, "mask_batch_size": ROWS, "size": "1%", "progress": "none", **settings}
     return peak(
         lambda: run("graft learn", [model, tuned], "tiny-sentiment", {**wish, "out": place / f"verb-{len(settings)}"})
     )

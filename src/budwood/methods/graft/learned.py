@@ -14,16 +14,17 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from budwood.data.batch import Batch
+from budwood.data.batch import Batch, training_batches
 from budwood.errors import ModelError
 from budwood.methods.graft.pair import Pair, mask_rows
 from budwood.methods.graft.rules import batches as all_batches
-from budwood.methods.graft.rules import chosen_rows, first_order, movement, places_of, taking
+from budwood.methods.graft.rules import first_order, movement, places_of, taking
 from budwood.params import mask as masks
 from budwood.params import tree
 from budwood.params.apply import requiring_grad
@@ -230,10 +231,12 @@ def soft(pair: Pair) -> Iterator[Callable[[Tensor], None]]:
 
 
 def batches(pair: Pair, steps: Steps) -> Callable[[int], Batch]:
-    """The training rows of every step."""
+    """The training rows of every step: the whole set in turn, in batches of like length, shuffled for every turn."""
     features = pair.read.encode(mask_rows(pair))
     feed = pair.read.feed(features)
-    return lambda step: feed(chosen_rows(len(features), steps.rows, steps.seed, step), 0)
+    per_turn = -(-len(features) // steps.rows)
+    turn = lru_cache(maxsize=1)(lambda n: training_batches(features.lengths_N, steps.rows, steps.seed, n))
+    return lambda step: feed(turn(step // per_turn)[step % per_turn], 0)
 
 
 def _start(pair: Pair, steps: Steps, count: int, per_tensor: bool) -> tuple[Tensor, Start]:

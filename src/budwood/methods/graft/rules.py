@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -201,10 +200,3 @@ def score(pair: Pair, rule: str, points: int = 0, path: Path | None = None) -> T
     if rule == "fisher":
         return fisher(pair, path)
     return first_order(pair, points) if rule == "first-order" else movement(pair)
-
-
-def chosen_rows(count: int, size: int, seed: int, step: int) -> np.ndarray:
-    """Rows of one step: the whole set in turn, shuffled anew every time it is used up."""
-    per_pass = max(1, -(-count // size))
-    order = np.random.default_rng(seed_of(seed, "mask rows", step // per_pass)).permutation(count)
-    return order[(step % per_pass) * size : (step % per_pass + 1) * size]
