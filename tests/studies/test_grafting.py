@@ -20,6 +20,7 @@ from budwood.models.load import load
 from budwood.models.reference import resolve
 from budwood.params.graft import Graft
 from budwood.params.tree import named
+from budwood.store.files import read_json
 from budwood.studies import grafting
 from budwood.studies.api import run
 from budwood.studies.recipe import Wishes, commands, read_recipe
@@ -35,6 +36,10 @@ def test_continual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(row) for row in m["sequential"]] == [2, 2]
     assert m["known"][1][0] == m["known"][0][0] and (result.run / "figures" / "forgetting-sequential.png").exists()
     assert not run("graft continual", "tiny-bert", "", {**SMALL, "select": "movement"}).fresh
+    other = run("graft continual", "tiny-bert", "", {**SMALL, "select": "movement", "learning_rate": 0.01})
+    assert other.metrics["sequential"] != m["sequential"]
+    tuned = read_json(other.run / "steps" / "on-1" / "metrics.json")
+    assert tuned["learning_rate"] == 0.01
 
 
 def test_multitask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

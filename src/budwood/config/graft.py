@@ -208,6 +208,9 @@ class GraftStudyConfig(RunConfig, DataConfig):
     optimizer: Annotated[Literal["sgd", "adamw"], Parameter(group=GRAFT)] = Field(
         "adamw", description="Of multitask and continual; localise tries all."
     )
+    learning_rate: Annotated[float | None, Parameter(name=("--learning-rate", "--lr"), group=GRAFT)] = Field(
+        None, gt=0, description="Learning rate of every fine-tuning; default: by the optimiser and the model."
+    )
     l1: Annotated[float, Parameter(group=GRAFT)] = Field(
         1e-4, gt=0, description="localise: weight of the L1 distance to the base in AdamW+L1."
     )

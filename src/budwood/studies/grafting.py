@@ -40,8 +40,8 @@ def step(session: Session, name: str, verb: str, models: Sequence[str], **settin
 def _tuned(session: Session, name: str, model: str, task: str, **settings: Any) -> Result:
     cfg = session.cfg
     frozen = "embeddings" if cfg.mode == "head" else "embeddings,head"
-    steps = {"max_steps": cfg.max_steps} if cfg.max_steps else {}
-    given = {"optimizer": cfg.optimizer, "freeze": frozen, "weight_decay": 0.0, **steps, **settings}
+    plan = {k: getattr(cfg, k) for k in ("max_steps", "learning_rate") if getattr(cfg, k) is not None}
+    given = {"optimizer": cfg.optimizer, "freeze": frozen, "weight_decay": 0.0, **plan, **settings}
     return step(session, name, "finetune", [model], task=task, mode=cfg.mode, **given)
 
 
