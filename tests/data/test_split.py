@@ -100,6 +100,13 @@ def test_few_shot_keeps_a_labelled_test_and_tells_of_small_classes():
     assert "1 classes have fewer than 8 rows" in got.notes["shots"]
 
 
+def test_a_limit_reports_the_same_rows_with_and_without_shots():
+    rows = tuple(Row(f"t/validation/{i}", "x", None, i % 2) for i in range(40))
+    task = task_of([0, 1] * 20).with_rows("validation", rows)
+    few = limit(few_shot(task, 4, 0), None, 10, 3)
+    assert few.rows("test") == limit(task, None, 10, 3).rows("validation") and len(few.rows("test")) == 10
+
+
 def test_few_shot_needs_classes():
     with pytest.raises(DataError, match="has no classes. Use --limit"):
         few_shot(Task("t", "text", {"train": (Row("a", "b"),)}), 4, 0)

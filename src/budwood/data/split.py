@@ -18,6 +18,7 @@ from budwood.data.task import Row, Task
 from budwood.errors import DataError
 
 PARTS = ("train", "validation", "test")
+WAS_VALIDATION = "the task's own validation split"  # the note on a test split that a K-shot sample made of it
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def few_shot(task: Task, k: int, seed: int) -> Task:
     others = {name: kept for name, kept in task.splits.items() if name not in ("train", "validation")}
     if not task.splits.get("test") and task.splits.get("validation"):
         others["test"] = task.splits["validation"]
-        notes["test"] = "the task's own validation split"
+        notes["test"] = WAS_VALIDATION
     return replace(task, splits={"train": train, "validation": validation, **others}, notes=notes)
 
 
@@ -182,16 +183,20 @@ def shuffled_order(kept: int, left_out: str, seed: int) -> np.ndarray:
 def limit(task: Task, n: int | None, n_eval: int | None, seed: int) -> Task:
     """At most `n` training rows and `n_eval` rows of every other split, sampled evenly, in file order.
 
-    A smaller limit chooses a subset of what a larger one with the same seed chooses.
+    A smaller limit chooses a subset of what a larger one with the same seed chooses, and a validation split that a
+    K-shot sample has made the test split gives the rows that it gives without.
     """
     splits: dict[str, tuple[Row, ...]] = {}
     told = []
+    born = {"test": "validation"} if task.notes.get("test") == WAS_VALIDATION else {}
     for split, rows in task.splits.items():
         most = n if split == "train" else n_eval
         if most is None or len(rows) <= most:
             splits[split] = rows
             continue
-        chosen = np.sort(np.random.default_rng(seed_of(seed, "limit", split)).permutation(len(rows))[:most])
+        chosen = np.sort(
+            np.random.default_rng(seed_of(seed, "limit", born.get(split, split))).permutation(len(rows))[:most]
+        )
         splits[split] = tuple(rows[i] for i in chosen)
         told.append(f"{split} {most:,} of {len(rows):,}")
     if not told:

@@ -208,6 +208,11 @@ def _needs(rows: list[dict[str, Any]]) -> float | None:
 
 def _answer(task: str, rows: list[dict[str, Any]], needs: dict[str, float | None], facts: dict[str, Any]) -> str:
     """One line a person can quote: rule and size by the selection rows, what they recover by the reported ones."""
+    scores = " to ".join(f"{facts[k]['score']:.4f}" for k in ("base", "tuned"))
+    return f"{_claim(task, rows, needs, facts)} (Tuning: {facts['metric']} {scores} on {facts['n']:,} rows.)"
+
+
+def _claim(task: str, rows: list[dict[str, Any]], needs: dict[str, float | None], facts: dict[str, Any]) -> str:
     if facts["recovered"] is None:
         return f"{task}: tuning gained nothing, so there is nothing to recover."
     if all(r["recovered_selection"] is None for r in rows):
