@@ -284,13 +284,17 @@ def test_shifting_all_scores_of_a_window_changes_nothing():
     np.testing.assert_allclose(log_chances(moved, starts), log_chances(score, starts), atol=1e-12)
 
 
-def test_description_length_tells_random_labels_from_easy_ones():
+@pytest.mark.parametrize("classes", [2, 4])
+def test_description_length_tells_random_labels_from_easy_ones(classes):
     rng = np.random.default_rng(0)
     x_ND = torch.from_numpy(rng.normal(size=(1200, 8))).float()
     cfg = ProbeConfig(task="tiny-topic", costs=(1e-4, 1e-2, 1.0, 100.0))
-    easy = code_length(x_ND, (x_ND[:, 0] > 0).long().numpy(), np.arange(1200), cfg, 2)
-    random = code_length(x_ND, rng.integers(0, 2, 1200), np.arange(1200), cfg, 2)
-    assert easy <= 0.2 * 1200 and random >= 0.98 * 1200
+    label_N = x_ND[:, :classes].argmax(1).numpy()
+    x_ND[np.arange(1200), label_N] += 0.5  # separable, and so by a margin
+    easy = code_length(x_ND, label_N, np.arange(1200), cfg, classes)
+    random = code_length(x_ND, rng.integers(0, classes, 1200), np.arange(1200), cfg, classes)
+    uniform = 1200 * np.log2(classes)
+    assert easy <= 0.2 * uniform and random >= 0.98 * uniform
 
 
 def test_the_control_of_labels_has_its_own_cost():
