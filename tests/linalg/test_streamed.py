@@ -96,4 +96,4 @@ def test_both_solvers_end_at_the_same_optimum(classes: int) -> None:
     ours = newton.logits(feature, [(s, 0) for s in range(3)]).argmax(2)
     theirs = decide(blocks, found.weight_PDK, ROWS)
     told = (theirs[..., 0] > 0).long() if classes == 2 else theirs.argmax(2)
-    assert float((told.T == ours).double().mean()) >= 0.999
+    assert float((ours == told.T).double().mean()) >= 0.999

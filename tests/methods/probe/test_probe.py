@@ -247,6 +247,26 @@ def test_the_recipe_keeps_within_its_feature_budget(shared):
         assert asked.online or most * each <= 0.5e9 * asked.feature_budget, step.id
 
 
+def test_states_of_another_prompt_or_tokenizer_are_refused_by_name(place):
+    words = {"states": "mask", "mode": "prompt", "layers": (0, 3), "no_controls": True}
+    result = go(place, "tiny-topic", **words)
+    index = result.run / "probes" / "index.json"
+    kept = json.loads(index.read_text())
+    (facts,) = kept.values()
+    assert "{mask}" in facts["prompt"] and predict(result.run).exists()
+    facts["settings"]["template"] = "{text} about {mask} ."
+    index.write_text(json.dumps(kept))
+    with pytest.raises(DataError, match="features of another prompt: .* there, '{text} about {mask} .' here"):
+        predict(result.run)
+    facts["settings"]["template"] = None
+    facts["tokenizer"] = "x"
+    index.write_text(json.dumps(kept))
+    with pytest.raises(DataError, match="features of another tokenizer: 'x' there"):
+        predict(result.run)
+    with pytest.raises(DataError, match="'unfathomable' is 12 tokens"):
+        go(place, "tiny-sentiment", **{**words, "label_words": ("great", "unfathomable")})
+
+
 def test_no_probes_no_predictions(place):
     with pytest.raises(StoreError, match="holds no saved probes"):
         predict(place)
