@@ -81,7 +81,7 @@ def checks() -> None:
     for name, files in CHECKS.items():
         words = [w for chosen in files.values() for w in chosen.split(" or ")]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-v", *(f"tests/{f}" for f in files), "-k", " or ".join(words)],
+            [sys.executable, "-m", "pytest", "-vv", *(f"tests/{f}" for f in files), "-k", " or ".join(words)],
             cwd=ROOT,
             capture_output=True,
             text=True,
