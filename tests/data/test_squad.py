@@ -84,6 +84,34 @@ def test_the_best_threshold_is_the_best_of_all_thresholds() -> None:
         assert at(threshold) == pytest.approx(best, abs=1e-12)
 
 
+def random_answers(rng: np.random.Generator) -> tuple[list[Row], dict[str, str], dict[str, float]]:
+    """Questions with or without an answer, best answers to them, and null odds with ties."""
+    golds = ((), (("duke", 0),), (("the duke of paris", 0), ("paris", 9)))
+    given = ["the", "duke", "paris", "duke paris", ""]
+    size = int(rng.integers(1, 12))
+    rows = [Row(f"q{i}", "?", "duke paris", answers=golds[int(rng.integers(0, 3))]) for i in range(size)]
+    odds = {r.id: float(rng.choice([-2.0, -1.0, 0.0, 0.5, 3.0])) for r in rows}
+    return rows, {r.id: str(rng.choice(given)) for r in rows}, odds
+
+
+def test_best_scores_of_answers_are_those_of_trying_every_threshold() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(500):
+        rows, best, odds = random_answers(rng)
+        cut = lambda t: {i: "" if odds[i] > t else best[i] for i in best}  # noqa: B023
+        tried = [squad_scores(rows, cut(t)) for t in (-9.0, *odds.values())]  # noqa: B023
+        found, none = squad_scores(rows, cut(0.0), odds, best), squad_scores(rows, dict.fromkeys(best, ""))
+        ways = (found, squad_scores(rows, best, odds), squad_scores(rows, best))
+        share = 100 * sum(not r.answers for r in rows) / len(rows)
+        for name in ("exact", "f1"):
+            assert found[f"best_{name}"] == pytest.approx(max(s[name] for s in tried), abs=1e-9)
+            assert squad_scores(rows, cut(found[f"best_{name}_thresh"]))[name] == pytest.approx(
+                found[f"best_{name}"], abs=1e-9
+            )
+            assert all(asked[f"best_{name}"] >= asked[name] - 1e-9 for asked in ways)
+            assert none[name] == pytest.approx(share, abs=1e-9) and none[f"best_{name}"] >= share - 1e-9
+
+
 def test_best_is_never_below_what_was_given() -> None:
     rng = np.random.default_rng(1)
     words = ["the", "duke", "paris", ""]
@@ -145,7 +173,7 @@ def context_places(features: Features, w: int) -> list[int]:
 
 def slow_hf(
     features: Features, rows: list[Row], start: np.ndarray, end: np.ndarray, rule: SpanRule
-) -> dict[str, tuple[str, str, float, list[tuple[str, float]]]]:
+) -> dict[str, tuple[str, str, float, list[tuple[str, float]], tuple[int, int] | None]]:
     out = {}
     for n, row in enumerate(rows):
         mine = windows_of(features, n)
@@ -171,6 +199,7 @@ def slow_hf(
                         found.append((-(S[i] + E[j]), a, int(features.piece("char_end", w)[j])))
         found.sort()
         texts: dict[str, float] = {}
+        chars = found[0][1:] if found else None
         for score, a, b in found:
             if len(texts) < rule.n_best:
                 texts.setdefault((row.pair or "")[a:b], -score)
@@ -178,16 +207,16 @@ def slow_hf(
         best = next(iter(texts), "")
         odds = null - texts[best] if best else NO_SPAN
         listed = sorted([*texts.items(), ("", null)], key=lambda x: -x[1])
-        out[row.id] = ("" if odds > rule.threshold else best, best, odds, listed)
+        out[row.id] = ("" if odds > rule.threshold else best, best, odds, listed, chars)
     return out
 
 
 def slow_original(
     features: Features, rows: list[Row], start: np.ndarray, end: np.ndarray, rule: SpanRule
-) -> dict[str, tuple[str, float]]:
+) -> dict[str, tuple[str, float, tuple[int, int] | None]]:
     out = {}
     for n, row in enumerate(rows):
-        kept: tuple[float, str, float] | None = None
+        kept: tuple[float, str, float, tuple[int, int] | None] | None = None
         for w in windows_of(features, n):
             S, E, places = cut(features, start, w), cut(features, end, w), context_places(features, w)
             null = S[0] + E[0]
@@ -198,16 +227,15 @@ def slow_original(
                 if S[j] + E[k] >= best:
                     best, span = S[j] + E[k], (j, k)
             answered = bool(places) and best >= null + rule.threshold
-            text = ""
-            if answered:
-                text = (row.pair or "")[
-                    features.piece("char_start", w)[span[0]] : features.piece("char_end", w)[span[1]]
-                ]
+            chars = None
+            if places:
+                chars = int(features.piece("char_start", w)[span[0]]), int(features.piece("char_end", w)[span[1]])
+            text = (row.pair or "")[slice(*chars)] if answered and chars else ""
             score = best if answered else null
             if kept is None or score > kept[0]:
-                kept = (score, text, null - best if places else NO_SPAN)
+                kept = (score, text, null - best if places else NO_SPAN, chars)
         assert kept is not None
-        out[row.id] = (kept[1], kept[2])
+        out[row.id] = kept[1:]
     return out
 
 
@@ -220,8 +248,8 @@ def test_both_decoders_agree_with_brute_force(seed: int) -> None:
             int(rng.choice([1, 2, 5, 30])), int(rng.choice([1, 2, 3, 20])), float(rng.choice([-1.0, 0.0, 1.0]))
         )
         fast, slow = decode_hf(features, rows, start, end, rule), slow_hf(features, rows, start, end, rule)
-        for i, (answer, best, odds, listed) in slow.items():
-            assert (fast.answers[i], fast.best[i]) == (answer, best)
+        for i, (answer, best, odds, listed, chars) in slow.items():
+            assert (fast.answers[i], fast.best[i], fast.spans[i]) == (answer, best, chars)
             assert fast.null_odds[i] == pytest.approx(odds, abs=1e-12)
             assert [x["text"] for x in fast.nbest[i]] == [t for t, _ in listed]
             assert [x["score"] for x in fast.nbest[i]] == pytest.approx([s for _, s in listed])
@@ -230,8 +258,8 @@ def test_both_decoders_agree_with_brute_force(seed: int) -> None:
             decode_original(features, rows, start, end, rule),
             slow_original(features, rows, start, end, rule),
         )
-        for i, (answer, odds) in oracle.items():
-            assert plain.answers[i] == answer
+        for i, (answer, odds, chars) in oracle.items():
+            assert (plain.answers[i], plain.spans[i]) == (answer, chars)
             assert plain.null_odds[i] == pytest.approx(odds, abs=1e-12)
 
 
@@ -244,8 +272,10 @@ def test_window_order_and_constant_shifts_change_nothing() -> None:
         flat = np.concatenate([np.arange(features.offsets_N1[w], features.offsets_N1[w + 1]) for w in order])
         for decode in (decode_hf, decode_original):
             a = decode(features, rows, start, end)
-            assert decode(moved, rows, start[flat], end[flat]).answers == a.answers
-            assert decode(features, rows, start + 5, end - 3).answers == a.answers
+            assert decode(moved, rows, start[flat], end[flat]) == a  # odds, spans and lists as well
+            for far in (decode(features, rows, start + 5, end - 3), decode(features, rows, start + 64, end + 64)):
+                assert (far.answers, far.best, far.spans) == (a.answers, a.best, a.spans)
+                assert far.null_odds == pytest.approx(a.null_odds, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "albert", "llama"])
@@ -317,7 +347,14 @@ def test_real_windows(shared: Path) -> None:
     at_W, has_W = features.offsets_N1[:-1], features.fixed["start"] > 0
     start[(at_W + features.fixed["start"])[has_W]] = end[(at_W + features.fixed["end"])[has_W]] = 10
     out = decode_hf(features, rows, start, end, SpanRule(max_answer=400))
-    assert list(out.answers) == [r.id for r in rows]
+    assert list(out.answers) == [r.id for r in rows] and len(set(out.answers)) == 6078
+    order = np.random.default_rng(0).permutation(len(features))
+    flat = np.concatenate([np.arange(*features.offsets_N1[w : w + 2]) for w in order])
+    start += np.random.default_rng(1).normal(size=len(start)).astype(np.float32)  # so that windows disagree
+    for decode in (decode_hf, decode_original):
+        told = decode(features, rows, start, end)
+        assert list(told.answers) == [r.id for r in rows]
+        assert decode(features.take(order), rows, start[flat], end[flat]) == told
     wrong = [r for r in rows if r.answers and out.answers[r.id] != r.answers[0][0]]
     for r in wrong:  # only answers that begin or end inside a token cannot come back
         assert (r.answers or ())[0][0] in out.answers[r.id]

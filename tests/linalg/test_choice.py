@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from budwood.linalg.choice import Choices, _Windows, solve_choices
+from budwood.linalg.newton import minimise
 from budwood.linalg.softmax import Problems, _Regression
 
 
@@ -82,3 +83,60 @@ def test_a_converged_probe_fits_the_training_windows_no_worse_than_a_trained_hea
         adam.step()
     head, probe = (float(mean_loss(w.detach(), x_MD, starts_W, gold_2W)) for w in (head_2D, found.weight_SPD[-1]))
     assert probe <= head + 1e-9 and head < 1.0
+
+
+def test_a_constant_for_all_tokens_has_no_gradient_and_gets_no_weight() -> None:
+    x_MD, starts_W, gold_2W = windows()
+    wide_ME = torch.cat([x_MD, torch.ones(len(x_MD), 1)], 1)
+    given = Choices(starts_W, gold_2W, np.ones((1, 50)), np.array([0, 1]), np.zeros(2, int), np.ones((1, 2)))
+    job = _Windows(wide_ME, given)
+    job.decay_P = torch.zeros(2, dtype=torch.float64)
+    point_2E = torch.randn(2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    gradient_2E = job.evaluate(point_2E, torch.arange(2))[1]
+    assert float(gradient_2E[:, -1].abs().max()) < 1e-6 < 1e-3 < float(gradient_2E[:, :-1].abs().max())
+    wide, plain = solve_choices(wide_ME, given), solve_choices(x_MD, given)
+    assert float(wide.weight_SPD[..., -1].abs().max()) < 1e-5  # steps are found in float32
+    torch.testing.assert_close(wide.weight_SPD[..., :-1], plain.weight_SPD, rtol=1e-4, atol=1e-5)
+
+
+def two_ends(job: _Windows | _Regression, count: int, unknowns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points that two searches from far apart end at; their losses are the same."""
+    ends = []
+    for seed in (4, 5):
+        draw = torch.Generator().manual_seed(seed)
+        ends.append(minimise(job, 3 * torch.randn(count, unknowns, dtype=torch.float64, generator=draw)))
+    one, other = ends
+    assert bool(one.converged_P.all()) and bool(other.converged_P.all())
+    torch.testing.assert_close(one.value_P, other.value_P, rtol=1e-6, atol=0)
+    return one.point_PD, other.point_PD
+
+
+def test_two_random_beginnings_end_at_the_same_spans() -> None:
+    x_MD, starts_W, gold_2W = windows(count=2000)
+    both = np.array([0, 1])
+    job = _Windows(x_MD, Choices(starts_W, gold_2W, np.ones((1, 2000)), both, np.zeros(2, int), np.ones((1, 2))))
+    job.decay_P = torch.full((2,), 1e-4, dtype=torch.float64)
+    told = []
+    for point_2D in two_ends(job, 2, 6):
+        score_2M = point_2D @ x_MD.double().T
+        told += [torch.stack([p.argmax() for p in s.tensor_split(torch.from_numpy(starts_W[1:]))]) for s in score_2M]
+    same = (torch.stack(told[:2]) == torch.stack(told[2:])).double().mean()
+    assert float(same) >= 0.999
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_two_random_beginnings_end_at_the_same_labels(classes: int) -> None:
+    draw = torch.Generator().manual_seed(6)
+    x_ND = torch.randn(2000, 5, generator=draw)
+    y_N = (x_ND @ torch.randn(5, classes, generator=draw) + torch.randn(2000, classes, generator=draw)).argmax(1)
+    zero = torch.zeros(1, dtype=torch.long)
+    cost = torch.full((1, 1), 10.0, dtype=torch.float64)
+    job = _Regression(x_ND, Problems(y_N[None], torch.ones(1, 2000), zero, zero, cost, classes))
+    job.set_cost(cost[0])
+    vectors = 1 if classes == 2 else classes
+    told = []
+    for point_1D in two_ends(job, 1, vectors * 6):
+        weight_KE = point_1D.view(vectors, 6)
+        score_NK = (x_ND.double() - x_ND.double().mean(0)) @ weight_KE[:, :-1].T + weight_KE[:, -1]
+        told.append(score_NK[:, 0] > 0 if classes == 2 else score_NK.argmax(1))
+    assert float((told[0] == told[1]).double().mean()) >= 0.999

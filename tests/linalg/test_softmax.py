@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.model_selection import StratifiedKFold
 
 from budwood.errors import DataError
@@ -45,6 +45,32 @@ def test_objective_is_never_above_scikit_learns(classes):
             mine = objective(weight, bias, x_ND[kept], y_N[kept], cost)
             assert mine <= want + 1e-9
             assert mine == pytest.approx(float(found.objective_SP[s, p]), abs=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("layer", range(3))
+def test_the_chosen_cost_scores_no_less_than_the_one_scikit_learn_chooses(classes, layer):
+    x_ND, y_N = rows(classes, count=180, width=8, seed=layer)
+    x_ND = (x_ND - x_ND.mean(0)) / x_ND.std(0) * (layer + 1)
+    fold_N = stratified_folds(y_N, 3)
+    found = cross_validate(torch.from_numpy(x_ND), y_N, classes, COSTS, fold_N)
+    wide = x_ND.astype(np.float64)
+    peer = np.zeros((len(COSTS), 3))
+    for s, cost in enumerate(COSTS):
+        for f in range(3):
+            kept = fold_N != f
+            fit = LogisticRegression(C=cost, max_iter=5000, tol=1e-10).fit(wide[kept], y_N[kept])
+            peer[s, f] = fit.score(wide[~kept], y_N[~kept])
+            weight, bias = found.solution.weight_SPKD[s, f + 1].numpy(), found.solution.bias_SPK[s, f + 1].numpy()
+            mine = objective(weight, bias, x_ND[kept], y_N[kept], cost)
+            # a search as long as this one ends at the optimum to the last bits
+            assert mine <= objective(fit.coef_, fit.intercept_, x_ND[kept], y_N[kept], cost) + 1e-8
+    theirs = LogisticRegressionCV(
+        Cs=COSTS, cv=3, max_iter=5000, tol=1e-10, use_legacy_attributes=False, l1_ratios=(0.0,)
+    ).fit(wide, y_N)
+    np.testing.assert_allclose(found.score_SF, peer, atol=1e-12)
+    assert found.score_SF.mean(1)[found.best] >= peer.mean(1)[COSTS.index(theirs.C_)]
+    assert found.cost == theirs.C_ and len(set(peer.mean(1))) > 1
 
 
 def test_row_weights_are_repetitions_and_two_starts_of_a_path_end_together():

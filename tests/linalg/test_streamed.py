@@ -79,3 +79,21 @@ def test_a_problem_does_not_depend_on_its_neighbours() -> None:
         blocks, DIMS, Regressions(label, 2, whole[:, :1], torch.tensor([1.0], dtype=torch.float64)), 1e-12, 3000
     )
     torch.testing.assert_close(both.weight_PDK[0], alone.weight_PDK[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_both_solvers_end_at_the_same_optimum(classes: int) -> None:
+    feature, label = made(classes)
+    strength = torch.tensor([0.05, 1.0, 100.0], dtype=torch.float64)
+    blocks = lambda: iter([(slice(0, ROWS), feature)])
+    whole = torch.ones(ROWS, 3, dtype=torch.bool)
+    found = solve(blocks, DIMS, Regressions(label, classes, whole, strength), 1e-12, 3000)
+    zero = torch.zeros(1, dtype=torch.long)
+    newton = softmax.solve(
+        feature, softmax.Problems(label[None], torch.ones(1, ROWS), zero, zero, strength[:, None], classes)
+    )
+    torch.testing.assert_close(found.value_P, newton.objective_SP[:, 0], rtol=1e-6, atol=1e-8)
+    ours = newton.logits(feature, [(s, 0) for s in range(3)]).argmax(2)
+    theirs = decide(blocks, found.weight_PDK, ROWS)
+    told = (theirs[..., 0] > 0).long() if classes == 2 else theirs.argmax(2)
+    assert float((ours == told.T).double().mean()) >= 0.999

@@ -14,6 +14,8 @@ from budwood.capture.supply import Kept, states_at
 from budwood.config.probe import ProbeConfig
 from budwood.data.batch import seed_of, training_batches
 from budwood.errors import DataError
+from budwood.linalg.choice import Choices, solve_choices
+from budwood.linalg.softmax import Problems, solve
 from budwood.methods.probe import trained
 from budwood.methods.probe.descent import (
     Lesson,
@@ -144,6 +146,41 @@ def test_a_mix_finds_the_layer_that_knows():
     share_L = state.params["mix.share"][0].softmax(0)
     assert int(share_L.argmax()) == 2 and float(share_L[2]) > 0.5
     assert abs(float(share_L.sum()) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("span", [False, True])
+def test_long_training_ends_at_the_optimum_that_newton_finds(span):
+    """Without dropout and with all rows in a batch; a cost so large that the penalty is nothing."""
+    give, what = lesson(span, targets=1, rows=60, width=3)
+    scale = scale_of(give, 60, False)
+    end = None
+    for epochs, rate in ((300, 0.05), (500, 0.005)):
+        how = plan(epochs=epochs, rate=rate, batch=60, dropout=0.0, limit=1e9)
+        state = None if end is None else State(end.params, end.moments, end.step)
+        end = train(give, what, scale, how, state, lambda state: None)
+    found_GCKM = scores(give, what.offsets_N1, what.lengths_N, scale, [end.params])[0]
+    x_LMD = scale(give(np.arange(60)))
+    for layer, x_MD in enumerate(x_LMD):
+        if span:
+            gold_2W = what.answer[0] + what.offsets_N1[:-1]
+            both = Choices(
+                what.offsets_N1[:-1], gold_2W, np.ones((1, 60)), np.arange(2), np.zeros(2, int), np.full((1, 2), 1e9)
+            )
+            solved = solve_choices(x_MD, both)
+            best, score_KM = float(solved.objective_SP.mean()), (solved.weight_SPD[0].float() @ x_MD.T)
+        else:
+            zero, label = torch.zeros(1, dtype=torch.long), torch.from_numpy(what.answer)
+            one = torch.full((1, 1), 1e9, dtype=torch.float64)
+            solved = solve(x_MD, Problems(label, torch.ones(1, len(x_MD)), zero, zero, one, 3))
+            best, score_KM = float(solved.objective_SP[0, 0]), solved.logits(x_MD, [(0, 0)])[0].T
+        assert bool(solved.converged_SP.all())
+        assert best - 1e-7 <= float(end.losses[-1][layer, 0]) <= best * (1 + 1e-4)
+        edges = torch.from_numpy(what.offsets_N1[1:-1])
+        told, want = (
+            [p.argmax() for s in x for p in s.tensor_split(edges)] if span else x.argmax(0).tolist()
+            for x in (found_GCKM[layer, 0], score_KM)
+        )
+        assert told == want
 
 
 def test_carrying_on_gives_the_same_bits():

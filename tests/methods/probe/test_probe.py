@@ -247,6 +247,26 @@ def test_the_recipe_keeps_within_its_feature_budget(shared):
         assert asked.online or most * each <= 0.5e9 * asked.feature_budget, step.id
 
 
+def test_states_of_another_prompt_or_tokenizer_are_refused_by_name(place):
+    words = {"states": "mask", "mode": "prompt", "layers": (0, 3), "no_controls": True}
+    result = go(place, "tiny-topic", **words)
+    index = result.run / "probes" / "index.json"
+    kept = json.loads(index.read_text())
+    (facts,) = kept.values()
+    assert "{mask}" in facts["prompt"] and predict(result.run).exists()
+    facts["settings"]["template"] = "{text} about {mask} ."
+    index.write_text(json.dumps(kept))
+    with pytest.raises(DataError, match="features of another prompt: .* there, '{text} about {mask} .' here"):
+        predict(result.run)
+    facts["settings"]["template"] = None
+    facts["tokenizer"] = "x"
+    index.write_text(json.dumps(kept))
+    with pytest.raises(DataError, match="features of another tokenizer: 'x' there"):
+        predict(result.run)
+    with pytest.raises(DataError, match="'unfathomable' is 12 tokens"):
+        go(place, "tiny-sentiment", **{**words, "label_words": ("great", "unfathomable")})
+
+
 def test_no_probes_no_predictions(place):
     with pytest.raises(StoreError, match="holds no saved probes"):
         predict(place)
@@ -284,13 +304,17 @@ def test_shifting_all_scores_of_a_window_changes_nothing():
     np.testing.assert_allclose(log_chances(moved, starts), log_chances(score, starts), atol=1e-12)
 
 
-def test_description_length_tells_random_labels_from_easy_ones():
+@pytest.mark.parametrize("classes", [2, 4])
+def test_description_length_tells_random_labels_from_easy_ones(classes):
     rng = np.random.default_rng(0)
     x_ND = torch.from_numpy(rng.normal(size=(1200, 8))).float()
     cfg = ProbeConfig(task="tiny-topic", costs=(1e-4, 1e-2, 1.0, 100.0))
-    easy = code_length(x_ND, (x_ND[:, 0] > 0).long().numpy(), np.arange(1200), cfg, 2)
-    random = code_length(x_ND, rng.integers(0, 2, 1200), np.arange(1200), cfg, 2)
-    assert easy <= 0.2 * 1200 and random >= 0.98 * 1200
+    label_N = x_ND[:, :classes].argmax(1).numpy()
+    x_ND[np.arange(1200), label_N] += 0.5  # separable, and so by a margin
+    easy = code_length(x_ND, label_N, np.arange(1200), cfg, classes)
+    random = code_length(x_ND, rng.integers(0, classes, 1200), np.arange(1200), cfg, classes)
+    uniform = 1200 * np.log2(classes)
+    assert easy <= 0.2 * uniform and random >= 0.98 * uniform
 
 
 def test_the_control_of_labels_has_its_own_cost():

@@ -23,8 +23,9 @@ from budwood.methods.probe.side import UNKNOWN, Side, kind_of
 from budwood.methods.probe.spans import SpanFit
 from budwood.methods.session import Session
 from budwood.models.identity import model_hash
+from budwood.models.reading import Reading
 from budwood.models.reference import ModelRef
-from budwood.store.files import read_json, write_json, write_text, writing
+from budwood.store.files import digest, read_json, write_json, write_text, writing
 
 COLUMNS = ("layer", "score", "low", "high", "selectivity", "compression", "control_compression", "C")
 
@@ -109,6 +110,14 @@ def keep_answers(stem: Path, answers: dict[str, str], said: SpanPredictions) -> 
     write_text(stem.with_suffix(".csv"), table(lines, ("Id", "Predicted", "null_odds")))
 
 
+def made_of(read: Reading) -> dict[str, str]:
+    """What states depend on besides the rows: weights, tokenizer and the wording around a row ("" where none)."""
+    template = read.template
+    prompt = "" if template is None else template.causal if read.mode == "causal" else template.masked
+    tokenizer = digest(read.loaded.tokenizer.backend_tokenizer.to_str(), 8)
+    return {"model_hash": model_hash(read.loaded.model), "tokenizer": tokenizer, "prompt": prompt}
+
+
 def keep_index(session: Session, ref: ModelRef, homes: Sequence[Home], stored: Stored) -> None:
     """probes/index.json: which model, states and task every folder of probes belongs to."""
     path = session.run.file("probes", "index.json")
@@ -116,7 +125,7 @@ def keep_index(session: Session, ref: ModelRef, homes: Sequence[Home], stored: S
     ask = Ask(ref.text, config_of(session.cfg), "train", kind_of(session.cfg, session.task, ref))
     facts = {
         "model": ref.text,
-        "model_hash": model_hash(open_reading(ask, session.task).loaded.model),
+        **made_of(open_reading(ask, session.task)),
         "states": ask.kind,
         "layers": stored.layers,
         "task": session.task.name,

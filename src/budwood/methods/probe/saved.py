@@ -23,10 +23,9 @@ from budwood.data.task import Task
 from budwood.errors import DataError, ModelError, StoreError
 from budwood.methods.probe import spans
 from budwood.methods.probe.descent import apply_plain
-from budwood.methods.probe.outcome import Home, keep_answers, keep_guesses, table
+from budwood.methods.probe.outcome import Home, keep_answers, keep_guesses, made_of, table
 from budwood.methods.probe.score import score
 from budwood.methods.probe.side import Side, dressed
-from budwood.models.identity import model_hash
 from budwood.store.files import read_json, write_json, write_text
 
 FILES = ("train_file", "validation_file", "test_file")  # of the run; another task has its own
@@ -64,7 +63,7 @@ def predict(run: Path, task: str | None = None, split: str | None = None, online
         _check_rows(run, rows, chosen, facts)
         folder = f"predictions-{rows.name}-{chosen}"
         ask = Ask(model, settings, chosen, facts["states"])
-        _same_model(ask, rows, facts)
+        _same_states(ask, rows, facts)
         # a store is found again by its task, and that of bare texts says nothing of labels
         again = online or bare or facts.get("online", False)
         stored = planned(ask, rows) if again else store(ask, rows, most_bytes=1e9 * facts.get("feature_budget", 100.0))
@@ -100,13 +99,22 @@ def _check_rows(run: Path, task: Task, split: str, facts: dict[str, Any]) -> Non
         )
 
 
-def _same_model(ask: Ask, task: Task, facts: dict[str, Any]) -> None:
-    now = model_hash(open_reading(ask, task).loaded.model)
-    if now != facts["model_hash"]:
+def _same_states(ask: Ask, task: Task, facts: dict[str, Any]) -> None:
+    """Refuse states that are not made as those were which the probes learned from."""
+    now = made_of(open_reading(ask, task))
+    if now["model_hash"] != facts["model_hash"]:
         raise ModelError(
-            f"'{facts['model']}' is not the model these probes were trained on: its weights have the hash {now[:12]}, "
-            f"the probes' model {facts['model_hash'][:12]}. Restore the model, or train the probes again."
+            f"'{facts['model']}' is not the model these probes were trained on: its weights have the hash "
+            f"{now['model_hash'][:12]}, the probes' model {facts['model_hash'][:12]}. Restore the model, or train the "
+            "probes again."
         )
+    for name in ("tokenizer", "prompt"):
+        before = facts.get(name, now[name])  # runs of earlier versions do not say
+        if now[name] != before:
+            raise DataError(
+                f"These probes were trained on features of another {name}: {before!r} there, {now[name]!r} here (task "
+                f"'{task.name}'). Give rows that are read with the same {name}, or train the probes again."
+            )
 
 
 def _saved(home: Home, layers: int) -> list[_Saved]:
