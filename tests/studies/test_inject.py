@@ -66,7 +66,8 @@ def test_a_head_task_with_a_kept_head_task(there: Path) -> None:
     assert all(c["new"]["ewc_effective"] > 0 for c in ewc) and m["base"]["new"] is None
     assert (result.run / "figures" / "front.svg").exists()
     assert (result.run / "cells" / "ewc-10-seed1" / "new" / "model" / "model.safetensors").exists()
-    assert "Knee (" in told(m, result.cost)
+    words = told(m, result.cost)
+    assert "Hypervolume by seed" in words and ("Knee (" in words or "No knee: " in words)
 
 
 def test_text_is_kept_by_its_loss_and_a_stopped_study_carries_on(there: Path) -> None:
@@ -109,8 +110,9 @@ def test_shared_rows_are_counted(there: Path) -> None:
     (there / "twin.csv").write_text(
         "\n".join([lines[0], *lines[1:30], *(there / "old.csv").read_text().splitlines()[1:]])
     )
-    result = run("new.csv", "twin.csv", "shared", retain="none", limit_eval=None, keep_rows=1000)
+    result = run("new.csv", "twin.csv", "shared", retain="none", keep_rows=8)  # counted whether in use or not
     assert "29 rows of 'twin.csv' are also in 'new'" in " ".join(result.metrics["warnings"].values())
+    assert "Hypervolume" not in told(result.metrics, result.cost)  # plain training alone has none
 
 
 def test_every_way_trains_with_its_own_hold_alone() -> None:
