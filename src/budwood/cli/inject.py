@@ -29,19 +29,20 @@ def register(app: App) -> None:
 
 
 def told(metrics: Mapping[str, Any], cost: Mapping[str, Any]) -> str:
-    """A table of all ways (median over seeds, lowest to highest beside it), then what it means in sentences."""
+    """A table of all ways (median over seeds, lowest to highest error beside it), then what it means in sentences."""
     main, new = metrics["main_kept"], metrics["task"]
     extra = [k for k in ("exact", "parse_rate") if k in metrics["groups"][0]["new"]]
     others = [n for n in metrics["groups"][0]["kept"] if n != main]
     rows = [_before(metrics, extra, others)]
     for g in metrics["groups"]:
         row: dict[str, Any] = {"way": NAMES[g["retain"]], "strength": g["strength"]}
-        row |= {new: g["new"]["score"], "seeds": _range(g, "new_error")}
+        row |= {new: g["new"]["score"], f"{new} error": _range(g, "new_error")}
         row |= {k: g["new"].get(k) for k in extra}
-        row |= {main: g["kept"][main]["score"], "(seeds)": _range(g, "kept_error")}
+        row |= {main: g["kept"][main]["score"], f"{main} error": _range(g, "kept_error")}
         row |= {n: g["kept"][n]["score"] for n in others} | {"front": "*" if g["front"] else ""}
         rows.append(row)
-    columns = ["way", "strength", new, "seeds", *extra, main, "(seeds)", *others, "front"]
+    ranges = [[f"{name} error"] if len(metrics["seeds"]) > 1 else [] for name in (new, main)]
+    columns = ["way", "strength", new, *ranges[0], *extra, main, *ranges[1], *others, "front"]
     kept_metric = metrics["groups"][0]["kept"][main]["metric"]
     head = (
         f"inject {' '.join(metrics['models'])}: {new} ({metrics['metric']}, n = {metrics['n']:,}) while keeping "
@@ -83,7 +84,7 @@ def _before(metrics: Mapping[str, Any], extra: list[str], others: list[str]) -> 
 def _range(group: Mapping[str, Any], key: str) -> str:
     """Lowest to highest error over seeds."""
     low, high = group[f"{key}_low"], group[f"{key}_high"]
-    return f"{low:.3g}-{high:.3g}" if group["seeds"] > 1 else ""
+    return f"{low:.3g} to {high:.3g}"
 
 
 def _sentences(metrics: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,7 @@ from budwood.figures.save import drawing, save
 from budwood.linalg.metrics import bootstrap_interval, mcc, pearson, spearman
 from budwood.linalg.ranking import bootstrap_ratio
 from budwood.methods.session import RUNS, Session
+from budwood.models.objective import check_mode
 from budwood.models.reading import mode_for, reads_left_to_right
 from budwood.models.reference import resolve
 from budwood.store.files import read_json, write_json
@@ -49,6 +50,7 @@ def inject(session: Session) -> dict[str, Any]:
     """Run every cell, then compare: cells, groups over seeds, front, hypervolume by way, knee."""
     cfg: InjectConfig = session.cfg
     mode = mode_for(cfg, session.task, session.models[0])
+    check_mode(mode, session.task.kind)  # now, not after the model before has been scored
     whole = {name: load_task(_kept_data(cfg, name, whole=True)) for name in cfg.keep}
     kept = {name: sampled(task, _kept_data(cfg, name)) for name, task in whole.items()}
     ways, notes = _ways(cfg, mode, kept)
