@@ -42,7 +42,7 @@ def test_adding_does_not_change_what_was_given():
 def test_other_names_are_refused():
     sums = Sums()
     sums.add({"weight": torch.ones(2)}, 1)
-    with pytest.raises(TreeError, match="'weight' is missing"):
+    with pytest.raises(TreeError, match="has no 'weight'"):
         sums.add({"weigth": torch.ones(2)}, 1)
     with pytest.raises(TreeError, match="shape"):
         sums.add({"weight": torch.ones(3)}, 1)

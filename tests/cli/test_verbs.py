@@ -69,9 +69,17 @@ def test_a_run_is_a_model_for_the_next_verb(budwood: Any, settings: list[str], r
     code, out, _ = budwood("runs")
     assert code == 0 and out.startswith("No runs in runs") is False
     code, out, _ = budwood("runs", ".", "--json")
-    assert sorted(r["status"] for r in json.loads(out)) == ["done", "done", "failed"]
+    assert [r["status"] for r in json.loads(out)] == ["done", "done"]  # the refused one left nothing
     code, out, _ = budwood("compare", "r", scored["run"], "--json")
     assert code == 0 and {d["metric"] for d in json.loads(out)["metrics"]} >= {"verb", "steps"}
+
+
+@pytest.mark.parametrize("more", [[], ["--seeds", "1,2"]])
+def test_a_refused_command_leaves_its_place_free(budwood: Any, settings: list[str], more: list[str]) -> None:
+    code, _, err = budwood(*settings, *more, "--out", "r", "--ewc", "nowhere", "--ewc-strength", "1")
+    assert code == 2 and "no Fisher file 'nowhere'" in err and not Path("r").exists()
+    code, _, err = budwood(*settings, *more, "--out", "r")
+    assert code == 0, err
 
 
 def test_seeds_make_children_and_their_mean(budwood: Any, settings: list[str]) -> None:

@@ -52,15 +52,21 @@ def test_a_comparison_of_fishers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_fishers_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     good = fisher(tmp_path / "a.safetensors", 0)
     for facts, told in (
-        ({"model_type": "electra"}, "different models"),
-        ({"tokenizer": "u"}, "different tokenizers"),
-        ({"kind": "batched"}, "different kinds"),
+        ({"model_type": "electra"}, r"different models \(bert and electra\); .* Compare Fishers of one model"),
+        ({"tokenizer": "u"}, r"different tokenizers \(t and u\); .* Compare Fishers of one model"),
+        ({"kind": "batched"}, r"different kinds \(sampled and batched\); .* again with the other's --kind"),
         ({"artefact": "graft"}, "is no Fisher file"),
     ):
         with pytest.raises(TreeError, match=told):
             read_all([good, fisher(tmp_path / "b.safetensors", 1, **facts)])
     with pytest.raises(ConfigError, match="two or more"):
         read_all([good])
+    values, note = tree.load(good)
+    tree.save(tmp_path / "b.safetensors", {n: v for n, v in values.items() if n != "embeddings.LayerNorm.bias"}, note)
+    with pytest.raises(
+        TreeError, match="a.safetensors' and .*b.safetensors' has no 'embeddings.LayerNorm.bias' .*must"
+    ):
+        read_all([good, tmp_path / "b.safetensors"])
     cfg = FisherCompareConfig(fishers=(good, good), layers=(7,), out=tmp_path / "x", progress="none")
     with pytest.raises(ConfigError, match="names block 7"):
         run_verb("fisher compare", cfg, [])

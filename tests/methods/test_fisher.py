@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +183,7 @@ def test_names_match_across_heads(tuned: Any, tmp_path: Path) -> None:
 def test_a_model_without_a_head_is_refused(tuned: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no trained head"):
         bw.fisher(str(tmp_path / "m"), tuned[1], threads=1)
-    runs = [json.loads(p.read_text()) for p in (tmp_path / "runs").glob("fisher-*/run.json")]
-    assert [r["status"] for r in runs] == ["failed"]
+    assert not list((tmp_path / "runs").glob("fisher-*"))
 
 
 def test_a_number_between_two_words_is_a_choice_of_two() -> None:

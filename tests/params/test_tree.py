@@ -48,11 +48,11 @@ def test_algebra():
 
 def test_trees_that_do_not_fit_are_refused_by_name():
     a = {"layer.weight": torch.ones(2)}
-    with pytest.raises(TreeError, match="'layer.weight' is missing in the second.*Did you mean 'layer.weights'"):
+    with pytest.raises(TreeError, match="the second tree has no 'layer.weight'.*Did you mean 'layer.weights'"):
         tree.sub(a, {"layer.weights": torch.ones(2)})
-    with pytest.raises(TreeError, match=r"'layer.weight' has shape \(2,\) in the first and \(1, 2\)"):
+    with pytest.raises(TreeError, match=r"'layer.weight' has shape \(2,\) in the first tree and \(1, 2\)"):
         tree.add(a, {"layer.weight": torch.ones(1, 2)})
-    with pytest.raises(TreeError, match="'z' is missing in the first"):
+    with pytest.raises(TreeError, match="the first tree has no 'z'"):
         tree.dot(a, {**a, "z": torch.ones(1)})
     with pytest.raises(TreeError, match="no tensor 'layer.wieght'"):
         tree.take(a, ("layer.wieght",))

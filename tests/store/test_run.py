@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -69,6 +71,49 @@ def test_a_foreign_directory_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with locked(tmp_path), pytest.raises(StoreError, match="thesis.tex"):
         open_run(tmp_path, "finetune", {}, {}, overwrite=True)
+
+
+def test_what_is_refused_before_it_is_a_run_leaves_no_trace(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("x")
+    with pytest.raises(StoreError), locked(mine):
+        open_run(mine, "finetune", {}, {})
+    with pytest.raises(RuntimeError), locked(tmp_path / "new" / "deep"):
+        raise RuntimeError
+    assert [p.name for p in tmp_path.rglob("*")] == ["mine", "thesis.tex"]
+
+
+def test_a_run_is_withdrawn_only_if_it_made_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    with pytest.raises(RuntimeError), locked(path):
+        run = open_run(path, "finetune", {"lr": 1}, {})
+        run.file("progress.jsonl").write_text("{}\n")
+        run.file("seeds", "0").mkdir(parents=True)
+        assert run.withdraw()
+        raise RuntimeError
+    assert not path.exists()
+    with locked(path):
+        run = open_run(path, "finetune", {"lr": 2}, {})
+        run.file("state.safetensors").write_bytes(b"x")
+        assert not run.withdraw() and status_of(path) == "running"
+    with pytest.raises(RuntimeError), locked(path):
+        raise RuntimeError
+    assert {p.name for p in path.iterdir()} == {"run.json", ".lock", "state.safetensors"}
+
+
+def test_a_lock_that_was_removed_under_the_hand_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = fcntl.flock, []
+
+    def late(handle: IO[str], how: int) -> None:
+        real(handle, how)
+        if not calls:  # its last holder was refused in this moment
+            (tmp_path / ".lock").unlink()
+        calls.append(1)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with locked(tmp_path):
+        assert len(calls) == 2 and f"process {os.getpid()}" in (tmp_path / ".lock").read_text()
 
 
 def test_out_that_is_a_file_is_told(tmp_path: Path) -> None:

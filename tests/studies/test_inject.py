@@ -66,7 +66,9 @@ def test_a_head_task_with_a_kept_head_task(there: Path) -> None:
     assert all(c["new"]["ewc_effective"] > 0 for c in ewc) and m["base"]["new"] is None
     assert (result.run / "figures" / "front.svg").exists()
     assert (result.run / "cells" / "ewc-10-seed1" / "new" / "model" / "model.safetensors").exists()
-    assert "Knee (" in told(m, result.cost)
+    words = told(m, result.cost)
+    assert "new error" in words and "old.csv error" in words  # ranges over seeds
+    assert "Hypervolume by seed" in words and ("Knee (" in words or "No knee: " in words)
 
 
 def test_text_is_kept_by_its_loss_and_a_stopped_study_carries_on(there: Path) -> None:
@@ -90,6 +92,9 @@ def test_text_is_kept_by_its_loss_and_a_stopped_study_carries_on(there: Path) ->
 def test_what_cannot_be_is_refused(there: Path) -> None:
     with pytest.raises(ConfigError, match="language-model loss"):
         run("new.csv", "plain.txt", "r1")
+    with pytest.raises(ConfigError, match="--mode span does not fit a task of kind 'label'. Modes that do: head"):
+        run("new.csv", "old.csv", "r0", mode="span")
+    assert not (there / "r0").exists() and not (there / "r1").exists()  # refused before anything was made
     with pytest.raises(ConfigError, match="the new skill itself"):
         run("new.csv", "new.csv", "r2")
     for strength in (-1.0, float("nan"), float("inf"), 0.0):
@@ -109,8 +114,10 @@ def test_shared_rows_are_counted(there: Path) -> None:
     (there / "twin.csv").write_text(
         "\n".join([lines[0], *lines[1:30], *(there / "old.csv").read_text().splitlines()[1:]])
     )
-    result = run("new.csv", "twin.csv", "shared", retain="none", limit_eval=None, keep_rows=1000)
+    result = run("new.csv", "twin.csv", "shared", retain="none", keep_rows=8)  # counted whether in use or not
     assert "29 rows of 'twin.csv' are also in 'new'" in " ".join(result.metrics["warnings"].values())
+    words = told(result.metrics, result.cost)
+    assert "Hypervolume" not in words and "twin.csv error  " not in words  # plain training alone, one seed: no ranges
 
 
 def test_every_way_trains_with_its_own_hold_alone() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -29,19 +29,20 @@ def register(app: App) -> None:
 
 
 def told(metrics: Mapping[str, Any], cost: Mapping[str, Any]) -> str:
-    """A table of all ways (median over seeds, lowest to highest beside it), then what it means in sentences."""
+    """A table of all ways (median over seeds, lowest to highest error beside it), then what it means in sentences."""
     main, new = metrics["main_kept"], metrics["task"]
     extra = [k for k in ("exact", "parse_rate") if k in metrics["groups"][0]["new"]]
     others = [n for n in metrics["groups"][0]["kept"] if n != main]
     rows = [_before(metrics, extra, others)]
     for g in metrics["groups"]:
         row: dict[str, Any] = {"way": NAMES[g["retain"]], "strength": g["strength"]}
-        row |= {new: g["new"]["score"], "seeds": _range(g, "new_error")}
+        row |= {new: g["new"]["score"], f"{new} error": _range(g, "new_error")}
         row |= {k: g["new"].get(k) for k in extra}
-        row |= {main: g["kept"][main]["score"], "(seeds)": _range(g, "kept_error")}
+        row |= {main: g["kept"][main]["score"], f"{main} error": _range(g, "kept_error")}
         row |= {n: g["kept"][n]["score"] for n in others} | {"front": "*" if g["front"] else ""}
         rows.append(row)
-    columns = ["way", "strength", new, "seeds", *extra, main, "(seeds)", *others, "front"]
+    ranges = [[f"{name} error"] if len(metrics["seeds"]) > 1 else [] for name in (new, main)]
+    columns = ["way", "strength", new, *ranges[0], *extra, main, *ranges[1], *others, "front"]
     kept_metric = metrics["groups"][0]["kept"][main]["metric"]
     head = (
         f"inject {' '.join(metrics['models'])}: {new} ({metrics['metric']}, n = {metrics['n']:,}) while keeping "
@@ -83,7 +84,7 @@ def _before(metrics: Mapping[str, Any], extra: list[str], others: list[str]) -> 
 def _range(group: Mapping[str, Any], key: str) -> str:
     """Lowest to highest error over seeds."""
     low, high = group[f"{key}_low"], group[f"{key}_high"]
-    return f"{low:.3g}-{high:.3g}" if group["seeds"] > 1 else ""
+    return f"{low:.3g} to {high:.3g}"
 
 
 def _sentences(metrics: Mapping[str, Any]) -> list[str]:
@@ -96,15 +97,13 @@ def _sentences(metrics: Mapping[str, Any]) -> list[str]:
             f"Plain training: error {plain['new_error']:.3f} ({plain['new_error'] / ref['new_error']:.2f} x that of "
             f"{ref['is']}, {ref['new_error']:.3f}); {metrics['main_kept']} error x{worse:.2f}."
         )
-    safe = [g for g in groups if g["retain"] != "none" and g["kept_error"] <= 1.05 * base]
-    names = ", ".join(_name(g) for g in safe) or "none"
-    lines.append(f"Within 5 % of {metrics['main_kept']} before: {names}.")
+    lines.append(_safe(groups, metrics["main_kept"], base))
     area = {NAMES[w]: v for w, v in metrics["hypervolume"].items() if w != "none"}
     told_area = "; ".join(f"{w} {', '.join(f'{x:.3f}' for x in v.values())}" for w, v in area.items())
-    lines.append(f"Hypervolume by seed (larger is better): {told_area}.")
+    lines += [f"Hypervolume by seed (larger is better): {told_area}."] if area else []
     knee = metrics["knee"]
-    state = {True: "met", False: "not met", None: "none"}[knee["met"]]
-    lines.append(f"Knee ({state}): {knee['reason']}.")
+    state = {True: "Knee (met)", False: "Knee (not met)", None: "No knee"}[knee["met"]]
+    lines.append(f"{state}: {knee['reason']}.")
     if knee.get("better"):
         lines.append(
             "Does better: "
@@ -115,6 +114,19 @@ def _sentences(metrics: Mapping[str, Any]) -> list[str]:
         )
     lines += [f"Note, {note}: {text}." for note, text in metrics["warnings"].items()]
     return lines
+
+
+def _safe(groups: Sequence[Mapping[str, Any]], main: str, base: float) -> str:
+    """Which ways, plain training among them, raise the kept task's error by 5 % at most; else the one nearest to it."""
+    safe = [_name(g) for g in groups if g["kept_error"] <= 1.05 * base]
+    if safe:
+        return f"{main} error at most 5 % above that before ({base:.3f}) with: {', '.join(safe)}."
+    best = min(groups, key=lambda g: g["kept_error"])
+    times = best["kept_error"] / max(base, 1e-12)
+    return (
+        f"{main} error is more than 5 % above that before ({base:.3f}) with every way; nearest: {_name(best)}, "
+        f"x{times:.2f}."
+    )
 
 
 def _name(group: Mapping[str, Any]) -> str:

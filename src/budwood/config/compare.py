@@ -17,7 +17,7 @@ class LayersConfig(RunConfig):
     """What both comparisons look at."""
 
     layers: Annotated[tuple[int, ...], Parameter(group=COMPARING, negative="")] = Field(
-        (), description="Blocks drawn in detail, counted from 0, as in 1,5; default: the first and the last."
+        (), description="Blocks drawn in detail, counted from 0, as in 0,3; default: the first and the last."
     )
 
 

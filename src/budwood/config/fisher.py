@@ -20,8 +20,9 @@ class FisherConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
 
     kind: Annotated[FisherKind | None, Parameter(group=FISHER)] = Field(
         None,
-        description="exact: over all labels; sampled: one label drawn per row; empirical: the true labels; "
-        "batched: the square of batch-mean gradients; mas: no labels, mean |gradient of the squared output|; "
+        description="Whose gradient is squared. exact: every label's, weighted by its probability; sampled: that of "
+        "one label drawn from the model per row; empirical: the true label's; batched: the mean over --batch-rows "
+        "rows; mas: no labels, mean |gradient of the squared output|; "
         "adam: the second moments that a run of finetune --save-second-moments ended with. "
         "Default: exact up to 8 labels, else sampled.",
     )

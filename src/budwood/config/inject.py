@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from cyclopts import Group, Parameter
 from pydantic import Field, model_validator
 
 from budwood.config.finetune import FinetuneConfig
-from budwood.config.run import JobsConfig
+from budwood.config.run import RUNNING, JobsConfig
 
 INJECT = Group("Injection", sort_key=0)
 Retain = Literal["none", "ewc", "l2", "replay", "recadam"]
 SWEPT = ("ewc", "l2", "recadam")  # ways of holding that have a strength
-OWN = ("ewc", "ewc_strength", "l2_to_base", "l1_to_base", "replay")  # set by the study, cell by cell
+OWN = ("ewc", "ewc_strength", "l2_to_base", "l1_to_base", "replay")  # refused
+VARIED = "Set by the study, cell by cell."
 
 
 class InjectConfig(FinetuneConfig, JobsConfig):
@@ -22,15 +24,17 @@ class InjectConfig(FinetuneConfig, JobsConfig):
     seeds_inside: ClassVar[bool] = True  # one run holds all seeds
 
     keep: Annotated[tuple[str, ...], Parameter(group=INJECT, negative="")] = Field(
-        description="Tasks that must not be lost; the first one is drawn against the new skill."
+        description="Tasks that must not be lost, as in --task; the first one is drawn against the new skill."
     )
     retain: Annotated[tuple[Retain, ...], Parameter(group=INJECT, negative="")] = Field(
         ("none", "ewc", "l2", "replay"),
-        description="none: plain training; ewc: weights held by their Fisher information; l2: all held alike; "
-        "recadam: l2 outside the update rule, letting go; replay: kept text rides along.",
+        description="Ways to compare. none: plain training; ewc: weights held by their Fisher information; l2: all "
+        "held alike; recadam: l2 that acts outside the update rule and lets go over time; replay: rows of kept text "
+        "are trained on too.",
     )
     strengths: Annotated[tuple[float, ...], Parameter(group=INJECT, negative="")] = Field(
-        (0.001, 0.01, 0.1, 1.0), description="Strengths of ewc, l2 and recadam; the mean importance is 1 in each."
+        (0.001, 0.01, 0.1, 1.0),
+        description="Strengths that ewc, l2 and recadam are tried with; a weight's importance is 1 on average in each.",
     )
     keep_by: Annotated[Literal["probe", "tune", "prompt"], Parameter(group=INJECT)] = Field(
         "probe",
@@ -38,11 +42,23 @@ class InjectConfig(FinetuneConfig, JobsConfig):
         "fine-tuning, or its prompt as it is. Text is always scored by its loss.",
     )
     keep_rows: Annotated[int, Parameter(group=INJECT)] = Field(
-        1000, ge=8, description="Most training rows of a kept task, for its head and its Fisher information."
+        1000,
+        ge=8,
+        description="Most training rows of a kept task, for its head and its Fisher information; replay uses all.",
     )
     keep_steps: Annotated[int, Parameter(group=INJECT)] = Field(
         150, ge=1, description="Updates of the head (probe) or the model (tune) of a kept task."
     )
+
+    seeds: Annotated[tuple[int, ...], Parameter(group=RUNNING, negative="")] = Field(
+        (),
+        description="Train every way with each seed, e.g. 0,1,2, and show medians and ranges; default: --seed alone.",
+    )
+    l1_to_base: Annotated[float, Parameter(show=False)] = Field(0.0, ge=0, description=VARIED)
+    l2_to_base: Annotated[float, Parameter(show=False)] = Field(0.0, ge=0, description=VARIED)
+    ewc: Annotated[tuple[Path, ...], Parameter(show=False, negative="")] = Field((), description=VARIED)
+    ewc_strength: Annotated[float, Parameter(show=False)] = Field(0.0, ge=0, description=VARIED)
+    replay: Annotated[str | None, Parameter(show=False)] = Field(None, description=VARIED)
 
     @property
     def anneals(self) -> bool:

@@ -77,13 +77,21 @@ class TrainConfig(Config):
         (), description="Fisher runs or files: weights that matter to those tasks are held (EWC)."
     )
     ewc_strength: Annotated[float, Parameter(group=TRAINING)] = Field(
-        0.0, ge=0, allow_inf_nan=False, description="Weight of half the sum of Fisher x (weight - start)^2."
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Weight of half the sum of Fisher x (weight - start)^2; try 0.001 to 1.",
     )
     ewc_scale: Annotated[Literal["normalised", "raw"], Parameter(group=TRAINING)] = Field(
-        "normalised", description="normalised: Fisher scaled to mean 1, so that strengths compare; raw: as it is."
+        "normalised",
+        description="normalised: Fisher scaled to mean 1, so that strengths compare (several: their average); raw: as "
+        "it is (several: their sum).",
     )
     ewc_decay: Annotated[float, Parameter(group=TRAINING)] = Field(
-        1.0, gt=0, le=1, description="With several Fishers: factor on the sum of the earlier ones (online EWC)."
+        1.0,
+        gt=0,
+        le=1,
+        description="With several Fishers, in the order given: factor on the sum of the earlier ones (online EWC).",
     )
     anneal: Annotated[float, Parameter(group=TRAINING)] = Field(
         0.0,

@@ -254,8 +254,7 @@ def _baselines(task: Task) -> dict[str, float]:
 def score_numbers(predicted: Sequence[int | None], gold: Sequence[int]) -> dict[str, float]:
     """Errors of predicted numbers; an answer that could not be parsed (None) counts as 0 and as wrong.
 
-    `rmsle_parsed` leaves such answers out (it equals `rmsle` where none was parsed). Logarithms see negative numbers
-    as 0.
+    `rmsle_parsed` leaves such answers out; where none was parsed it is not there. Logarithms see negative numbers as 0.
 
     >>> s = score_numbers([19, None], [19, 0])
     >>> s["exact"], s["rmsle"], s["parse_rate"], s["n"]
@@ -271,13 +270,13 @@ def score_numbers(predicted: Sequence[int | None], gold: Sequence[int]) -> dict[
     error_N = given_N - gold_N
     log_error_N = np.log1p(np.maximum(given_N, 0)) - np.log1p(np.maximum(gold_N, 0))
     mse, msle = float(np.mean(error_N**2)), float(np.mean(log_error_N**2))
-    parsed = float(np.mean(log_error_N[parsed_N] ** 2)) if parsed_N.any() else msle
+    parsed = {"rmsle_parsed": math.sqrt(np.mean(log_error_N[parsed_N] ** 2))} if parsed_N.any() else {}
     return {
         "mse": mse,
         "rmse": math.sqrt(mse),
         "msle": msle,
         "rmsle": math.sqrt(msle),
-        "rmsle_parsed": math.sqrt(parsed),
+        **parsed,
         "exact": sum(p == g for p, g in zip(predicted, gold, strict=True)) / len(gold),
         "parse_rate": float(parsed_N.mean()),
         "n": len(gold),

@@ -20,6 +20,12 @@ from budwood.params.select import layer_of
 from budwood.train.penalty import SAME_KIND, fisher_file
 
 Named = Mapping[str, Tensor]
+# what Fishers must share to be compared, by the manifest's word: what to call it, and what to do where it differs
+ALIKE = {
+    "model_type": ("models", "Compare Fishers of one model, or of models tuned from it."),
+    "tokenizer": ("tokenizers", "Compare Fishers of one model, or of models tuned from it."),
+    "kind": ("kinds", "Make one of them again with the other's --kind (exact and sampled count as one)."),
+}
 
 
 def fisher_compare(session: Session) -> dict[str, Any]:
@@ -60,13 +66,13 @@ def read_all(paths: Sequence[Path]) -> tuple[list[str], list[dict[str, Tensor]]]
             raise TreeError(f"'{path}' is no Fisher file. `budwood fisher` makes one.")
         notes.append({**manifest, "kind": SAME_KIND.get(str(manifest.get("kind")), manifest.get("kind"))})
         trees.append({n: v for n, v in values.items() if not n.startswith((tree.HEAD, "pooler."))})
-        for key, word in (("model_type", "models"), ("tokenizer", "tokenizers"), ("kind", "kinds")):
+        for key, (word, remedy) in ALIKE.items():
             if notes[-1].get(key) != notes[0].get(key):
                 raise TreeError(
                     f"'{paths[0]}' and '{path}' are Fishers of different {word} ({notes[0].get(key)} and "
-                    f"{notes[-1].get(key)}) and do not compare. Make them alike."
+                    f"{notes[-1].get(key)}); a comparison needs the same one. {remedy}"
                 )
-        tree.check(trees[0], trees[-1])
+        tree.check(trees[0], trees[-1], (f"'{paths[0]}'", f"'{path}'"))
     names = [str(n.get("task", p.name)) for n, p in zip(notes, paths)]
     return [n if names.count(n) == 1 else f"{n} ({p.name})" for n, p in zip(names, paths)], trees
 
@@ -80,7 +86,9 @@ def chosen_blocks(wish: Sequence[int], blocks: Sequence[int]) -> list[int]:
     """The blocks asked for, else the first and the last."""
     unknown = [b for b in wish if b not in blocks]
     if unknown:
-        raise ConfigError(f"--layers names block {unknown[0]}; this model has {blocks[0]} to {blocks[-1]}.")
+        raise ConfigError(
+            f"--layers names block {unknown[0]}; the blocks here are {blocks[0]} to {blocks[-1]}. Choose among them."
+        )
     return list(wish) or list(dict.fromkeys((blocks[0], blocks[-1])))
 
 

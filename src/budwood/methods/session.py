@@ -8,7 +8,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,16 +87,27 @@ def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
         progress = Progress(style_for(cfg.progress), path / "progress.jsonl")
         _machine(cfg, run)
         began = time.perf_counter()
-        try:
+        with _refusals(run):
             found = method(Session(verb, cfg, models, task, run, progress))
-        except BudwoodError as e:
-            run.note(status="failed", error=str(e))
-            raise
         metrics = _plain({**_common(verb, cfg, models, task), **found})
         cost = _cost(began, progress, path)
         run.finish(metrics, cost)
         run.file("state.safetensors").unlink(missing_ok=True)  # only now is it worth nothing
         return Result(path, metrics, cost)
+
+
+@contextlib.contextmanager
+def _refusals(run: Run) -> Iterator[None]:
+    """A run that is refused before it made anything leaves its place free; one that made something says why it failed.
+
+    One that is killed comes through here neither way, so the same command carries on with it.
+    """
+    try:
+        yield
+    except BudwoodError as e:
+        if not run.withdraw():
+            run.note(status="failed", error=str(e))
+        raise
 
 
 def prepare(cfg: RunConfig, references: Sequence[str], task: Task | None) -> tuple[tuple[ModelRef, ...], Task]:
@@ -253,16 +264,9 @@ def _per_seed(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
         if status_of(path) == "done":
             return Result(path, read_json(path / "metrics.json"), read_json(path / "cost.json"), fresh=False)
         began = time.perf_counter()
-        children = [
-            carry_out(
-                verb,
-                cfg.model_copy(update={"seed": s, "seeds": (), "out": path / "seeds" / str(s)}),
-                own(s),
-                method,
-                task,
-            )
-            for s in cfg.seeds
-        ]
+        child = lambda s: cfg.model_copy(update={"seed": s, "seeds": (), "out": path / "seeds" / str(s)})  # noqa: E731
+        with _refusals(run):
+            children = [carry_out(verb, child(s), own(s), method, task) for s in cfg.seeds]
         metrics = _plain({**_common(verb, cfg, models, first), **_spread([c.metrics for c in children], cfg.seeds)})
         cost = {**_cost(began, Progress(), path), "children": [str(c.run.resolve()) for c in children]}
         run.finish(metrics, cost)

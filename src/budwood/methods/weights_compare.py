@@ -30,13 +30,15 @@ def weights_compare(session: Session) -> dict[str, Any]:
         raise ConfigError("`weights compare` needs a base and at least one model made from it.")
     names = _names([m.name for m in session.models])
     trees = [_backbone(load_backbone(m)) for m in session.models]
-    for other in trees[1:]:
-        tree.check(trees[0], other)
+    for model, other in zip(session.models[1:], trees[1:]):
+        tree.check(trees[0], other, (f"'{session.models[0].text}'", f"'{model.text}'"))
     moved = [row for name, other in zip(names[1:], trees[1:]) for row in movement(name, trees[0], other)]
     blocks = sorted({b for n in trees[0] if (b := layer_of(n)) is not None})
     unknown = [b for b in cfg.layers if b not in blocks]
     if unknown:
-        raise ConfigError(f"--layers names block {unknown[0]}; this model has {blocks[0]} to {blocks[-1]}.")
+        raise ConfigError(
+            f"--layers names block {unknown[0]}; the blocks here are {blocks[0]} to {blocks[-1]}. Choose among them."
+        )
     chosen = list(cfg.layers) or list(dict.fromkeys((blocks[0], blocks[-1])))
     with panels(1, 6.4, 3.6) as axes:
         save(axes[0].figure, session.run.file("figures", "movement"), movement_by_layer(axes[0], moved))

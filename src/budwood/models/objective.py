@@ -244,6 +244,13 @@ MAKERS: dict[tuple[str, str], Callable[[Wording], Objective]] = {
 }
 
 
+def check_mode(mode: str, task_kind: str) -> None:
+    """Refuse a mode that does not fit a kind of task, naming those that do."""
+    if (mode, task_kind) not in MAKERS:
+        modes = ", ".join(m for m, k in MAKERS if k == task_kind)
+        raise ConfigError(f"--mode {mode} does not fit a task of kind '{task_kind}'. Modes that do: {modes or 'none'}.")
+
+
 def make_objective(mode: str, task_kind: str, wording: Wording | None = None) -> Objective:
     """The objective of a mode on a kind of task; a pair that does not fit is an error that lists what does.
 
@@ -251,9 +258,7 @@ def make_objective(mode: str, task_kind: str, wording: Wording | None = None) ->
     Head(regression=True, name='head')
     """
     wording = wording or Wording()
-    if (mode, task_kind) not in MAKERS:
-        modes = ", ".join(m for m, k in MAKERS if k == task_kind)
-        raise ConfigError(f"--mode {mode} does not fit a task of kind '{task_kind}'. Modes that do: {modes or 'none'}.")
+    check_mode(mode, task_kind)
     if (
         mode in ("prompt", "causal")
         and task_kind == "regression"

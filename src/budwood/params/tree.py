@@ -82,22 +82,24 @@ def values(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in named(model).items()}
 
 
-def check(a: Tree, b: Tree) -> None:
-    """Refuse two trees whose names or shapes differ, naming the first difference."""
+def check(a: Tree, b: Tree, called: tuple[str, str] = ("the first tree", "the second tree")) -> None:
+    """Refuse two trees whose names or shapes differ, naming the first difference; `called` names them."""
     missing, extra = sorted(a.keys() - b.keys()), sorted(b.keys() - a.keys())
+    told = f"{called[0]} and {called[1]} do not hold the same tensors"
+    told = told[0].upper() + told[1:]
+    todo = "Both must be of one architecture and selection, as two models tuned from one base are."
     if missing or extra:
         name = (missing or extra)[0]
-        side, other = ("second", b) if missing else ("first", a)
+        lacking, other = (called[1], b) if missing else (called[0], a)
         raise TreeError(
-            f"These trees do not fit: '{name}' is missing in the {side} one ({len(a):,} and {len(b):,} tensors, "
-            f"{len(missing) + len(extra):,} names differ). Both must come from the same architecture and selection."
-            f"{nearest(name, other)}"
+            f"{told}: {lacking} has no '{name}' ({len(a):,} and {len(b):,} tensors, {len(missing) + len(extra):,} of "
+            f"them in one alone). {todo}{nearest(name, other)}"
         )
     for name, value in a.items():
         if value.shape != b[name].shape:
             raise TreeError(
-                f"These trees do not fit: '{name}' has shape {tuple(value.shape)} in the first and "
-                f"{tuple(b[name].shape)} in the second. Both must come from the same architecture."
+                f"{told}: '{name}' has shape {tuple(value.shape)} in {called[0]} and {tuple(b[name].shape)} in "
+                f"{called[1]}. {todo}"
             )
 
 

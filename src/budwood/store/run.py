@@ -15,12 +15,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from budwood.errors import StoreError
 from budwood.store.files import digest, read_json, sweep, write_json
 
 FORMAT = 1
+LOCK = ".lock"
+BARE = ("run.json", "progress.jsonl", "task.json")  # what a run may hold before it has made anything
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,17 @@ class Run:
     def note(self, **facts: Any) -> None:
         """Add facts to run.json."""
         write_json(self.file("run.json"), {**read_json(self.file("run.json")), **facts})
+
+    def withdraw(self) -> bool:
+        """Take back a run that made nothing, as if it had never begun; one that made something stays (False)."""
+        files = [p for p in self.path.rglob("*") if not p.is_dir() and p.name != LOCK]
+        if {p.relative_to(self.path).as_posix() for p in files} - set(BARE):
+            return False
+        for file in files:
+            file.unlink(missing_ok=True)
+        for folder in sorted((p for p in self.path.rglob("*") if p.is_dir()), reverse=True):
+            _remove_empty(folder)
+        return True
 
     def finish(self, metrics: Mapping[str, Any], cost: Mapping[str, Any]) -> None:
         """Write the results and mark the run done, in this order, so that a done run always has its results."""
@@ -83,29 +96,59 @@ def status_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the run directory; a second process is told who holds it. The kernel lets go when a process dies."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        handle = (path / ".lock").open("a+")
-    except NotADirectoryError as e:
-        raise StoreError(f"--out {path} is not a directory and cannot become one.") from e
-    except FileExistsError as e:
-        raise StoreError(f"--out {path} is a file. Give a directory that does not exist yet, or a run.") from e
-    except PermissionError as e:
-        raise StoreError(f"--out {path} cannot be written. Choose a place you may write to.") from e
-    with handle:
+    """Hold the run directory; a second process is told who holds it. The kernel lets go when a process dies.
+
+    What fails inside before there is a run (or after it was withdrawn) leaves no trace: neither the lock nor the
+    directories that were made for it.
+    """
+    made = [p for p in (path, *path.parents) if not p.exists()]
+    with _lock(path) as handle:
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}, started {now()}\n")
+        handle.flush()
+        try:
+            yield
+        except BaseException:
+            if not (path / "run.json").exists():
+                (path / LOCK).unlink(missing_ok=True)
+                for folder in made:
+                    _remove_empty(folder)
+            raise
+
+
+def _lock(path: Path) -> IO[str]:
+    """The lock's open file, held; taken anew where its last holder removed it in this moment."""
+    while True:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            handle = (path / LOCK).open("a+")
+        except NotADirectoryError as e:
+            raise StoreError(f"--out {path} is not a directory and cannot become one.") from e
+        except FileExistsError as e:
+            raise StoreError(f"--out {path} is a file. Give a directory that does not exist yet, or a run.") from e
+        except PermissionError as e:
+            raise StoreError(f"--out {path} cannot be written. Choose a place you may write to.") from e
+        except FileNotFoundError:
+            continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
             handle.seek(0)
             owner = handle.read().strip() or "another process"
+            handle.close()
             raise StoreError(
                 f"{path} is held by {owner}. Wait for it to end, stop it, or choose another directory with --out."
             ) from e
-        handle.truncate(0)
-        handle.write(f"process {os.getpid()} on {socket.gethostname()}, started {now()}\n")
-        handle.flush()
-        yield
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle.fileno()), (path / LOCK).stat()):
+                return handle
+        handle.close()
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a directory that holds nothing; one that does stays."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def open_run(
@@ -124,7 +167,7 @@ def open_run(
     manifest = path / "run.json"
     if manifest.exists() and overwrite:
         for child in path.iterdir():
-            if child.name != ".lock":
+            if child.name != LOCK:
                 shutil.rmtree(child) if child.is_dir() else child.unlink()
     sweep(path)
     if manifest.exists():
@@ -136,7 +179,7 @@ def open_run(
                 + "\nChoose another --out, or add --overwrite to replace it."
             )
         return Run(path, verb, settings)
-    foreign = [p.name for p in path.iterdir() if p.name != ".lock" and not p.name.startswith(".run.json")]
+    foreign = [p.name for p in path.iterdir() if p.name != LOCK and not p.name.startswith(".run.json")]
     if foreign:
         raise StoreError(
             f"--out {path} is a directory that is no run of budwood (it holds {', '.join(sorted(foreign)[:3])}"

@@ -19,7 +19,7 @@ from budwood.config.finetune import EvaluateConfig, FinetuneConfig
 from budwood.config.fisher import FisherConfig
 from budwood.config.inject import SWEPT, InjectConfig
 from budwood.data.arithmetic import copy_max, is_problem
-from budwood.data.source import load_task
+from budwood.data.source import load_task, sampled
 from budwood.data.task import Task, as_json, from_json
 from budwood.engine.jobs import Job
 from budwood.engine.run import run_all
@@ -29,6 +29,7 @@ from budwood.figures.save import drawing, save
 from budwood.linalg.metrics import bootstrap_interval, mcc, pearson, spearman
 from budwood.linalg.ranking import bootstrap_ratio
 from budwood.methods.session import RUNS, Session
+from budwood.models.objective import check_mode
 from budwood.models.reading import mode_for, reads_left_to_right
 from budwood.models.reference import resolve
 from budwood.store.files import read_json, write_json
@@ -49,9 +50,11 @@ def inject(session: Session) -> dict[str, Any]:
     """Run every cell, then compare: cells, groups over seeds, front, hypervolume by way, knee."""
     cfg: InjectConfig = session.cfg
     mode = mode_for(cfg, session.task, session.models[0])
-    kept = {name: _kept_task(cfg, name) for name in cfg.keep}
+    check_mode(mode, session.task.kind)  # now, not after the model before has been scored
+    whole = {name: load_task(_kept_data(cfg, name, whole=True)) for name in cfg.keep}
+    kept = {name: sampled(task, _kept_data(cfg, name)) for name, task in whole.items()}
     ways, notes = _ways(cfg, mode, kept)
-    notes |= _shared_rows(session.task, kept)
+    notes |= _shared_rows(session.task, whole)
     for note, text in notes.items():
         session.progress.say(f"  {note}: {text}")
     write_json(session.run.file("task.json"), as_json(session.task))
@@ -96,17 +99,14 @@ def _slug(name: str) -> str:
     return name.strip("./").replace("/", "-")
 
 
+def _kept_data(cfg: InjectConfig, name: str, whole: bool = False) -> DataConfig:
+    """Where a kept task is: with at most --keep-rows training rows, or with all it has."""
+    some = {} if whole else {"limit": cfg.keep_rows, "limit_eval": cfg.limit_eval}
+    return DataConfig(task=name, data_dir=cfg.data_dir, offline=cfg.offline, data_seed=cfg.data_seed, **some)
+
+
 def _kept_task(cfg: InjectConfig, name: str) -> Task:
-    """A kept task with at most --keep-rows training rows."""
-    data = DataConfig(
-        task=name,
-        data_dir=cfg.data_dir,
-        offline=cfg.offline,
-        limit=cfg.keep_rows,
-        limit_eval=cfg.limit_eval,
-        data_seed=cfg.data_seed,
-    )
-    return load_task(data)
+    return load_task(_kept_data(cfg, name))
 
 
 def _ways(cfg: InjectConfig, mode: str, kept: Mapping[str, Task]) -> tuple[list[str], dict[str, str]]:
@@ -131,11 +131,11 @@ def _ways(cfg: InjectConfig, mode: str, kept: Mapping[str, Task]) -> tuple[list[
     return ways, notes
 
 
-def _shared_rows(task: Task, kept: Mapping[str, Task]) -> dict[str, str]:
-    """A warning for every kept task that has rows of the new one."""
+def _shared_rows(task: Task, whole: Mapping[str, Task]) -> dict[str, str]:
+    """A warning for every kept task that has rows of the new one, also beyond --keep-rows, since replay reads all."""
     words = lambda t: {(r.text, r.pair, r.words) for rows in t.splits.values() for r in rows}  # noqa: E731
     own = words(task)
-    common = {name: len(own & words(other)) for name, other in kept.items()}
+    common = {name: len(own & words(other)) for name, other in whole.items()}
     return {
         f"shared rows {name}": f"{n:,} rows of '{name}' are also in '{task.name}': they are learned, not kept"
         for name, n in common.items()
@@ -336,7 +336,7 @@ def _compared(session: Session, cells: list[dict[str, Any]], before: list[dict[s
         f"{session.task.name}: {_axis(metric)}",
         f"{main}: {_axis(cells[0]['kept'][main]['metric'])}",
     )
-    with drawing(6.4, 4.4) as axes:
+    with drawing(7.4, 4.4) as axes:
         save(axes.figure, session.run.file("figures", "front"), pareto(axes, groups, base_kept, corner, words))
     best = min(groups, key=lambda g: g["new_error"])
     return {

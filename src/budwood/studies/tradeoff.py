@@ -86,7 +86,7 @@ def knee(groups: Sequence[Mapping[str, Any]], base_kept: float, trivial: float) 
     plain = next((g for g in groups if g["retain"] == "none"), None)
     held = [g for g in groups if g["retain"] == "ewc"]
     if plain is None or not held:
-        return {"met": None, "reason": "needs --retain none and ewc"}
+        return {"met": None, "reason": "it is told from --retain none and ewc together"}
     if plain["new_error"] >= trivial:
         told = f"plain training did not learn the skill (error {plain['new_error']:.3g}, trivial {trivial:.3g})"
         return {"met": None, "reason": f"{told}: train longer before weighing what it costs"}

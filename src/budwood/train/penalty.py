@@ -258,7 +258,10 @@ def read_fisher(path: Path, model: nn.Module, tokenizer: str | None = None) -> t
         _check_tensor(path, made, name, value, parameters)
     lost = [n for n in parameters if not n.startswith((tree.HEAD, "pooler.")) and n not in values]
     if lost:
-        raise TreeError(f"The Fisher file '{path}' says nothing about '{lost[0]}' and {len(lost) - 1} more ({made}).")
+        raise TreeError(
+            f"The Fisher file '{path}' says nothing about '{lost[0]}' and {len(lost) - 1:,} more of this model's "
+            f"{len(parameters):,} tensors ({made}). Make the Fisher from this model."
+        )
     family = getattr(getattr(model, "config", None), "model_type", None)
     if manifest.get("model_type") and family and manifest["model_type"] != family:
         raise TreeError(
