@@ -59,7 +59,7 @@ def size_curve(axes: Any, rows: Sequence[Mapping[str, Any]], title: str) -> dict
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
     axes.set(xlabel="% of the graftable weights", ylabel="% of the gain", title=title)
-    axes.legend(loc="best")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))  # beside the axes, where no line can be
     return {k: [r.get(k) for r in rows] for k in ("select", "fraction", "size", "score", "recovered", "ece")}
 
 
