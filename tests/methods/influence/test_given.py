@@ -13,7 +13,11 @@ import torch
 
 from budwood.config.influence import FitConfig, IndexConfig, ScoreConfig
 from budwood.data.task import Task
+from budwood.engine.local import run_jobs
 from budwood.errors import ConfigError, StoreError
+from budwood.methods.influence import fit as fitting
+from budwood.methods.influence import index as indexing
+from budwood.methods.influence import itself, workshop
 from budwood.methods.influence import score as method
 from budwood.methods.influence.factors import Factors, differing
 from budwood.methods.influence.fit import identity
@@ -178,3 +182,27 @@ def test_an_index_of_refitted_factors_is_refused(tuned: Any, tmp_path: Path) -> 
     _doubled(place / "factors" / "moments.safetensors")
     with pytest.raises(StoreError, match="have changed since the index"):
         Index.open(made.run, shop).ask(shop.read.encode(task.rows("validation")[:1]))
+
+
+FILES = {"fit": "factors/factors.json", "self": "self/ekfac@0.1mean.npy", "index": "index/rows.npy"}
+
+
+@pytest.mark.parametrize("verb", ["fit", "self", "index"])
+def test_workers_find_the_rows_of_a_task_in_memory(
+    verb: str, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    settings = {"threads": 1, "shard_rows": 8, **({} if verb == "fit" else {"damping": ("0.1mean",)})}
+    alone = run(f"influence {verb}", model, task, {**settings, "out": tmp_path / "alone"}).run
+
+    def elsewhere(jobs: Any, wish: Any, finished: Any) -> None:
+        assert wish.workers == 2
+        workshop._open.cache_clear()  # as in a process of their own, which has nothing but the arguments
+        run_jobs(jobs, 1, finished=finished)
+
+    for part in (fitting, itself, indexing):
+        monkeypatch.setattr(part, "run_all", elsewhere)
+    shared = run(f"influence {verb}", model, task, {**settings, "workers": 2, "out": tmp_path / "shared"}).run
+    for file in (FILES[verb], "factors/moments.safetensors"):
+        assert (alone / file).read_bytes() == (shared / file).read_bytes(), file
+    assert not list(shared.rglob("parts")) and not list(alone.rglob("parts"))

@@ -275,14 +275,17 @@ def test_a_profile_counts_jobs(verb: str, phase: str, tuned: Any, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_workers_do_not_change_the_bytes(tuned: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb,made", [("score", "scores"), ("fit", "factors"), ("self", "self"), ("index", "index")])
+def test_workers_do_not_change_the_bytes(verb: str, made: str, tuned: Any, tmp_path: Path) -> None:
     model, task = tuned
-    wish = {**COMMON, "strategy": ("identity",), "queries": ("3",), "shard_rows": 12, "per_layer": True}
+    wish = {"threads": 1, "shard_rows": 12}
+    if verb == "score":
+        wish |= {**COMMON, "strategy": ("identity",), "queries": ("3",), "per_layer": True}
     one, two = (
-        run("influence score", model, task, {**wish, "workers": n, "out": tmp_path / str(n)}).run for n in (1, 2)
+        run(f"influence {verb}", model, task, {**wish, "workers": n, "out": tmp_path / str(n)}).run for n in (1, 2)
     )
-    for file in sorted((one / "scores").iterdir()):
-        assert file.read_bytes() == (two / "scores" / file.name).read_bytes(), file.name
+    for file in sorted((one / made).iterdir()):
+        assert file.read_bytes() == (two / made / file.name).read_bytes(), file.name
 
 
 @pytest.mark.parametrize("more", [{}, {"aggregate": ("query",)}])
