@@ -129,7 +129,7 @@ def _open(key: Key) -> Shop:
             "weights. Fine-tune it first, or use --mode prompt or mlm."
         )
     reduce = cfg.reduce or tuned_with(ref, cfg.task).get("reduce") or "mean"
-    read = reading(loaded, task, cfg, mode, cfg.seed, reduce)
+    read = reading(loaded, task, cfg, mode, cfg.seed, reduce).settled
     return shop_of(read, read.encode(task.rows(cfg.train_split)), cfg)
 
 
