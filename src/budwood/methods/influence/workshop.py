@@ -123,6 +123,7 @@ def _open(key: Key) -> Shop:
     task = key.task or (from_json(read_json(Path(settings["rows"]))) if "rows" in settings else load_task(plain))
     cfg: FitConfig = as_tuned(plain, ref, task.kind)
     mode = mode_for(cfg, task, ref)
+    _refuse_quad(ref, task, mode)
     loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
     if any(name.startswith("head.") for name in loaded.fresh):
         raise ModelError(
@@ -132,6 +133,16 @@ def _open(key: Key) -> Shop:
     reduce = cfg.reduce or tuned_with(ref, cfg.task).get("reduce") or "mean"
     read = reading(loaded, task, cfg, mode, cfg.seed, reduce).settled
     return shop_of(read, read.encode(task.rows(cfg.train_split)), cfg)
+
+
+def _refuse_quad(ref: ModelRef, task: Task, mode: str) -> None:
+    """Refuse a model that was tuned with another loss than the one that would be explained."""
+    if mode == "clm" and tuned_with(ref, task.name).get("objective") == "quad":
+        raise ModelError(
+            f"'{ref.text}' was tuned with --objective quad, and influence traces cross-entropy: scores would explain a "
+            "loss that its training never lowered, by the curvature of that loss. Tune a model with --objective kl to "
+            "ask which rows made its predictions."
+        )
 
 
 def shop_of(read: Reading, train: Features, cfg: FitConfig) -> Shop:
