@@ -369,6 +369,20 @@ def test_masking_ignores_batch_order_padding_and_size() -> None:
         assert 0.6 < ((other[1] == IGNORE) == (whole[1] == IGNORE)).mean() < 0.8
 
 
+def test_masks_by_text_follow_the_text_and_the_seed_alone() -> None:
+    ids_BT, special_BT = batch(50)
+    masking = Masking(4, 1000, seed=1, by_text=True)
+    whole = mask_tokens(ids_BT, special_BT, np.arange(50), 0, masking)
+    padded, real = np.pad(ids_BT[7:9], ((0, 0), (0, 9))), np.pad(np.ones_like(ids_BT[7:9]), ((0, 0), (0, 9)))
+    alone = mask_tokens(padded, np.pad(special_BT[7:9], ((0, 0), (0, 9))), np.array([0, 40]), 0, masking, real)
+    for a, b in zip(whole, alone, strict=True):
+        assert np.array_equal(a[7:9], b[:, :60])
+    places = [np.flatnonzero(t != IGNORE).tolist() for t in whole[1]]
+    assert len({tuple(p) for p in places}) > 45
+    other = mask_tokens(ids_BT, special_BT, np.arange(50), 0, Masking(4, 1000, seed=2, by_text=True))
+    assert 0.6 < ((other[1] == IGNORE) == (whole[1] == IGNORE)).mean() < 0.8
+
+
 def test_every_row_gets_a_target_if_it_can() -> None:
     ids_BT = np.arange(10, 310).reshape(100, 3)
     special_BT = np.zeros_like(ids_BT)

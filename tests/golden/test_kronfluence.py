@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from budwood.config.influence import FitConfig
 from budwood.data.batch import Features
 from budwood.linalg.ranking import pearson_by_row, spearman_by_row
 from budwood.methods.influence.factors import Factors, Setting
-from budwood.methods.influence.foreign import module_names, read_kronfluence, write_kronfluence
+from budwood.methods.influence.foreign import COUNTS, module_names, read_kronfluence, write_kronfluence
 from budwood.methods.influence.pairs import Meeting, Resident
 from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
 from budwood.methods.influence.workshop import Shop, shop_of
@@ -30,6 +31,21 @@ from tests.methods.influence.toys import ALL, fit, reading_of
 
 FILE = Path(__file__).with_name("kronfluence.safetensors")
 SETTINGS = [Setting("identity")] + [Setting(s, d) for s in ALL[1:] for d in ("1e-08", "0.0001", "0.1mean")]
+
+
+WHERE_INSTALLED = pytest.mark.skipif(
+    importlib.util.find_spec("kronfluence") is None, reason="kronfluence is not installed"
+)
+
+
+def reference_maker() -> Any:
+    """The script that made the reference."""
+    import sys
+
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import kronfluence_reference  # type: ignore[import-not-found]
+
+    return kronfluence_reference
 
 
 @lru_cache
@@ -118,14 +134,56 @@ def test_factors_there_and_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(before[name], after[name])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("kronfluence") is None, reason="kronfluence is not installed")
+def test_sums_over_many_rows_are_read_as_means(tmp_path: Path) -> None:
+    """kronfluence keeps sums, and counts of its own for every module: tokens for covariances, rows for Lambda."""
+    here = shop()
+    factors = fit(here, tmp_path / "ours")
+    write_kronfluence(factors, here.model, tmp_path / "theirs")
+    for file, count in COUNTS.items():
+        matrices = load_file(tmp_path / "theirs" / f"{file}.safetensors")
+        many = {name: 64 * (i + 1) for i, name in enumerate(matrices)}
+        save_file({n: m * many[n] for n, m in matrices.items()}, tmp_path / "theirs" / f"{file}.safetensors")
+        counts = {n: torch.tensor([c]) for n, c in many.items()}
+        save_file(counts, tmp_path / "theirs" / f"{count}.safetensors")
+    back = read_kronfluence(tmp_path / "theirs", here, tmp_path / "back")
+    some = [Setting("ekfac", "0.0001"), Setting("kfac", "0.1mean")]
+    before, after = scores(here, factors, some), scores(here, back, some)
+    for name in before:
+        np.testing.assert_allclose(after[name], before[name], rtol=1e-9, atol=1e-12 * np.abs(before[name]).max())
+    told = json.loads((tmp_path / "theirs" / "factor_arguments.json").read_text())
+    assert told == {"strategy": "ekfac", "use_empirical_fisher": True}
+
+
+@WHERE_INSTALLED
+def test_either_scores_with_the_factors_of_the_other(tmp_path: Path) -> None:
+    theirs, _ = reference()
+    queries, train = (
+        {k: theirs[f"{side}/{k}"] for k in ("input_ids", "attention_mask", "label")} for side in ("query", "train")
+    )
+    from kronfluence.analyzer import Analyzer, prepare_model
+    from kronfluence.utils.common.factor_arguments import pytest_factor_arguments
+    from kronfluence.utils.common.score_arguments import pytest_score_arguments
+
+    maker = reference_maker()
+    task = maker.task_class()
+    analyzer = Analyzer("x", prepare_model(shop().model, task), task, cpu=True, output_dir=tmp_path, disable_tqdm=True)
+    wish = pytest_factor_arguments(strategy="ekfac")
+    analyzer.fit_all_factors("own", maker.Rows(train), factor_args=wish, per_device_batch_size=16)
+    here, setting = shop(), Setting("ekfac", "0.0001")
+    want = theirs[f"scores/{setting.text}"].numpy()
+    read = read_kronfluence(analyzer.factors_output_dir("own"), here, tmp_path / "read")
+    assert spearman_by_row(scores(here, read, [setting])[setting.text], want).min() >= 0.9999
+
+    write_kronfluence(fit(here, tmp_path / "fit"), here.model, analyzer.factors_output_dir("ours"))
+    assert analyzer.load_all_factors("ours").keys() == analyzer.load_all_factors("own").keys()
+    both = pytest_score_arguments(damping_factor=1e-4)
+    analyzer.compute_pairwise_scores("s", "ours", maker.Rows(queries), maker.Rows(train), 12, 16, score_args=both)
+    assert spearman_by_row(analyzer.load_pairwise_scores("s")["all_modules"].numpy(), want).min() >= 0.9999
+
+
+@WHERE_INSTALLED
 def test_the_reference_is_what_kronfluence_says(tmp_path: Path) -> None:
-    import sys
-
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    import kronfluence_reference  # type: ignore[import-not-found]
-
-    kronfluence_reference.main(tmp_path / "again.safetensors")
+    reference_maker().main(tmp_path / "again.safetensors")
     again, stored = reference(tmp_path / "again.safetensors")[0], reference()[0]
     for name in [k for k in stored if k.startswith("scores/")]:
         assert spearman_by_row(again[name].numpy(), stored[name].numpy()).min() >= 0.9999

@@ -17,12 +17,17 @@ MASKED, RANDOM = 0.8, 0.9  # 80 % become the mask, 10 % a random token, 10 % sta
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """What masking needs to know of the tokenizer and of the run."""
+    """What masking needs to know of the tokenizer and of the run.
+
+    `by_text`: draws hang on a row's tokens in place of its index, so that a row has the same masks whichever rows are
+    beside it. Training draws by index: equal texts then have masks of their own.
+    """
 
     mask_id: int
     vocab_size: int
     seed: int
     rate: float = 0.15
+    by_text: bool = False
 
 
 def mask_tokens(
@@ -36,8 +41,8 @@ def mask_tokens(
     """Corrupted ids and targets (the original id where the model must answer, IGNORE elsewhere).
 
     `special_BT` marks tokens that may not be masked, `attention_BT` (where given) the real ones; `index_B` are the
-    features' own indices. The numbers drawn for a token are a function of (seed, epoch, index, position) alone. Every
-    row with a maskable token gets at least one target.
+    features' own indices. The numbers drawn for a token are a function of (seed, epoch, index or text, position) alone.
+    Every row with a maskable token gets at least one target.
 
     >>> ids, none = np.arange(8).reshape(2, 4), np.zeros((2, 4), int)
     >>> m = Masking(mask_id=99, vocab_size=100, seed=0)
@@ -49,7 +54,8 @@ def mask_tokens(
     allowed_BT = special_BT == 0
     if attention_BT is not None:
         allowed_BT = allowed_BT & (attention_BT != 0)
-    key_BT = _keys(np.asarray(index_B), input_ids_BT.shape[1], masking.seed, epoch)
+    of_B = _texts(input_ids_BT, attention_BT) if masking.by_text else np.asarray(index_B)
+    key_BT = _keys(of_B, input_ids_BT.shape[1], masking.seed, epoch)
     chance_BT = np.where(allowed_BT, uniform(key_BT, 1), 2.0)
     chosen_BT = chance_BT < masking.rate
     lacking_B = ~chosen_BT.any(axis=1) & allowed_BT.any(axis=1)
@@ -58,6 +64,12 @@ def mask_tokens(
     random_BT = np.minimum((uniform(key_BT, 3) * masking.vocab_size).astype(np.int64), masking.vocab_size - 1)
     replaced_BT = np.where(fate_BT < MASKED, masking.mask_id, np.where(fate_BT < RANDOM, random_BT, input_ids_BT))
     return np.where(chosen_BT, replaced_BT, input_ids_BT), np.where(chosen_BT, input_ids_BT, IGNORE)
+
+
+def _texts(input_ids_BT: np.ndarray, attention_BT: np.ndarray | None) -> np.ndarray:
+    """A number for the real tokens of every row."""
+    length_B = np.full(len(input_ids_BT), input_ids_BT.shape[1]) if attention_BT is None else attention_BT.sum(1)
+    return np.array([seed_of(ids[:n].tolist()) for ids, n in zip(input_ids_BT, length_B)], dtype=np.uint64)
 
 
 def uniform(key: np.ndarray, stream: int) -> np.ndarray:

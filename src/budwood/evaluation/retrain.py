@@ -215,7 +215,7 @@ class Shop:
 
     def measure(self) -> dict[str, np.ndarray]:
         """Margins, rights and wrongs, and logits of the queries."""
-        objective, model, feed = self.read.objective, self.read.loaded.model, self.read.feed(self.asked)
+        objective, model, feed = self.read.objective, self.read.loaded.model, self.read.settled.feed(self.asked)
         margin_F = np.zeros(len(self.asked), np.float32)
         logits_FK: np.ndarray | None = None
         with evaluating(model):

@@ -155,6 +155,11 @@ class Reading:
         }
         return simple[self.mode](rows, tokenizer, enc)
 
+    @property
+    def settled(self) -> Reading:
+        """The same with masks that hang on a row's text alone: what is measured of it is so whatever else is asked."""
+        return self if self.masking is None else replace(self, masking=replace(self.masking, by_text=True))
+
     def feed(self, features: Features) -> RowFeed:
         """Encoded rows as batches for this model."""
         return RowFeed(features, int(self.loaded.tokenizer.pad_token_id or 0), self.masking, self.device)

@@ -15,7 +15,7 @@ from torch import Tensor
 from budwood.errors import ConfigError
 from budwood.methods.influence import factors as made
 from budwood.methods.influence import fit as method
-from budwood.methods.influence import index, itself, memory, moments
+from budwood.methods.influence import index, itself, memory, moments, workshop
 from budwood.methods.influence.evidence import SHARES, of_covariances, told, weigh
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.memory import Need
@@ -23,6 +23,7 @@ from budwood.methods.influence.moments import covariances
 from budwood.methods.influence.workshop import Shop
 from budwood.params import tree
 from budwood.studies.api import run
+from tests.interrupt import interrupted
 from tests.methods.influence.toys import fit, toy
 
 CURVED = ("ekfac", "kfac", "diagonal")
@@ -113,6 +114,23 @@ def test_where_nothing_is_known_the_usual_share_is_told(tmp_path: Path) -> None:
     factors = fit(shop, tmp_path)
     assert factors.share("ekfac") == (0.1, None)
     assert told(factors, ["kfac"])["kfac"].startswith("0.1 x the mean curvature of each module, the usual share: ")
+
+
+def test_a_fit_stopped_in_every_phase_ends_with_the_same_bytes(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    settings = {"threads": 1, "strategy": CURVED, "shard_rows": 5}
+    whole = run("influence fit", model, task, {**settings, "out": tmp_path / "whole"}).run / "factors"
+    out = tmp_path / "stopped"
+    for job, done in (("covariance_shard", 1), ("eigen_part", 6 + 1), ("moment_shard", 6 + 4 + 1)):
+        with interrupted(method, job, 2):
+            run("influence fit", model, task, {**settings, "out": out})
+        assert len(list((out / "factors" / "parts").iterdir())) == done  # what was done before stays, and counts
+        workshop._open.cache_clear()  # what the stopped process knew is gone
+    run("influence fit", model, task, {**settings, "out": out})
+    names = sorted(f.name for f in whole.iterdir())
+    assert names == ["covariance.safetensors", "eigen.safetensors", "factors.json", "moments.safetensors"]
+    for name in names:
+        assert (out / "factors" / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("verb", ["fit", "self", "index"])

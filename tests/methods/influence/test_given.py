@@ -12,8 +12,12 @@ import pytest
 import torch
 
 from budwood.config.influence import FitConfig, IndexConfig, ScoreConfig
-from budwood.data.task import Task
-from budwood.errors import ConfigError, StoreError
+from budwood.data.task import Row, Task
+from budwood.engine.local import run_jobs
+from budwood.errors import ConfigError, ModelError, StoreError
+from budwood.methods.influence import fit as fitting
+from budwood.methods.influence import index as indexing
+from budwood.methods.influence import itself, workshop
 from budwood.methods.influence import score as method
 from budwood.methods.influence.factors import Factors, differing
 from budwood.methods.influence.fit import identity
@@ -24,6 +28,7 @@ from budwood.methods.influence.workshop import open_shop, settings_for
 from budwood.params.graft import Graft
 from budwood.params.tree import named
 from budwood.studies.api import run
+from tests.cases import write_model
 from tests.interrupt import interrupted
 
 COMMON = {"threads": 1, "damping": ("0.1mean",), "queries": ("3",)}
@@ -103,6 +108,25 @@ def test_factors_of_other_settings_or_another_model_are_refused(tuned: Any, tmp_
             run(f"influence {verb}", model, task, {"threads": 1, "factors": short, "fit_rows": "8"})
 
 
+@pytest.mark.parametrize("verb", ["fit", "score", "self", "index"])
+def test_a_model_tuned_with_another_loss_is_refused(verb: str, quad: Any, tmp_path: Path) -> None:
+    model, task = quad
+    with pytest.raises(ModelError, match="was tuned with --objective quad, and influence traces cross-entropy"):
+        run(f"influence {verb}", model, task, {"threads": 1, "out": tmp_path / "x"})
+    assert not list((tmp_path / "x").rglob("*.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def quad(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Task]:
+    """A causal language model tuned with the quadratic rival of cross-entropy."""
+    place = tmp_path_factory.mktemp("quad")
+    rows = tuple(Row(f"t{i}", " ".join(f"w{10 + (i * 7 + j) % 20}" for j in range(6))) for i in range(6))
+    task = Task("toy-text", "text", {"train": rows[:4], "validation": rows[4:]}, metric="lm_loss")
+    write_model(place / "m", "gpt2", "lm")
+    recipe = {"mode": "clm", "objective": "quad", "max_steps": 1, "threads": 1, "out": place / "ft"}
+    return run("finetune", str(place / "m"), task, recipe).run, task
+
+
 def test_scores_of_a_graft_refuse_factors_of_another_model(tuned: Any, tmp_path: Path) -> None:
     model, task = tuned
     scored = run("influence score", model, task, {**COMMON, "out": tmp_path / "score"})
@@ -178,3 +202,27 @@ def test_an_index_of_refitted_factors_is_refused(tuned: Any, tmp_path: Path) -> 
     _doubled(place / "factors" / "moments.safetensors")
     with pytest.raises(StoreError, match="have changed since the index"):
         Index.open(made.run, shop).ask(shop.read.encode(task.rows("validation")[:1]))
+
+
+FILES = {"fit": "factors/factors.json", "self": "self/ekfac@0.1mean.npy", "index": "index/rows.npy"}
+
+
+@pytest.mark.parametrize("verb", ["fit", "self", "index"])
+def test_workers_find_the_rows_of_a_task_in_memory(
+    verb: str, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    settings = {"threads": 1, "shard_rows": 8, **({} if verb == "fit" else {"damping": ("0.1mean",)})}
+    alone = run(f"influence {verb}", model, task, {**settings, "out": tmp_path / "alone"}).run
+
+    def elsewhere(jobs: Any, wish: Any, finished: Any) -> None:
+        assert wish.workers == 2
+        workshop._open.cache_clear()  # as in a process of their own, which has nothing but the arguments
+        run_jobs(jobs, 1, finished=finished)
+
+    for part in (fitting, itself, indexing):
+        monkeypatch.setattr(part, "run_all", elsewhere)
+    shared = run(f"influence {verb}", model, task, {**settings, "workers": 2, "out": tmp_path / "shared"}).run
+    for file in (FILES[verb], "factors/moments.safetensors"):
+        assert (alone / file).read_bytes() == (shared / file).read_bytes(), file
+    assert not list(shared.rglob("parts")) and not list(alone.rglob("parts"))

@@ -100,6 +100,29 @@ def test_tokens_of_texts_in_pieces_belong_to_their_row(texts: Any, tmp_path: Pat
     np.testing.assert_allclose(one.row(0), found.row(0), rtol=2e-3, atol=1e-4 * np.abs(found.row(0)).max())
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"queries": ("short", "long")},
+        {"queries": ("long",)},
+        {"queries": ("long", "short"), "query_batch": 1},
+        {"queries": ("long",), "query_split": "other"},
+    ],
+)
+def test_a_masked_query_scores_the_same_alone_and_among_others(texts: Any, more: Any, tmp_path: Path) -> None:
+    model, task = texts
+    short, _, long = task.splits["validation"]
+    task = Task("toy-text", "text", {**task.splits, "other": (Row("first", words(9, 4)), short, long)})
+    wish = {**COMMON, "max_length": 8, "strategy": ("identity", "tracin"), "measurement": "loss"}
+    want, got = (
+        Scores.open(run("influence score", model, task, {**wish, **m, "out": tmp_path / n}).run)
+        for n, m in (("all", {"queries": ("long", "short")}), ("more", more))
+    )
+    for strategy in ("identity", "tracin"):
+        row, mine = want.row(0, want.find(strategy)), got.row(got.query_ids.index("long"), got.find(strategy))
+        np.testing.assert_allclose(mine, row, rtol=1e-3, atol=1e-5 * np.abs(row).max())
+
+
 def test_the_loss_is_reduced_as_the_model_was_tuned(texts: Any, tmp_path: Path) -> None:
     model, task = texts
     task = Task("toy-text", "text", {**task.splits, "validation": task.splits["validation"][::2]}, metric="lm_loss")
@@ -275,14 +298,17 @@ def test_a_profile_counts_jobs(verb: str, phase: str, tuned: Any, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_workers_do_not_change_the_bytes(tuned: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb,made", [("score", "scores"), ("fit", "factors"), ("self", "self"), ("index", "index")])
+def test_workers_do_not_change_the_bytes(verb: str, made: str, tuned: Any, tmp_path: Path) -> None:
     model, task = tuned
-    wish = {**COMMON, "strategy": ("identity",), "queries": ("3",), "shard_rows": 12, "per_layer": True}
+    wish = {"threads": 1, "shard_rows": 12}
+    if verb == "score":
+        wish |= {**COMMON, "strategy": ("identity",), "queries": ("3",), "per_layer": True}
     one, two = (
-        run("influence score", model, task, {**wish, "workers": n, "out": tmp_path / str(n)}).run for n in (1, 2)
+        run(f"influence {verb}", model, task, {**wish, "workers": n, "out": tmp_path / str(n)}).run for n in (1, 2)
     )
-    for file in sorted((one / "scores").iterdir()):
-        assert file.read_bytes() == (two / "scores" / file.name).read_bytes(), file.name
+    for file in sorted((one / made).iterdir()):
+        assert file.read_bytes() == (two / made / file.name).read_bytes(), file.name
 
 
 @pytest.mark.parametrize("more", [{}, {"aggregate": ("query",)}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from budwood.config.influence import FitConfig, IndexConfig, ScoreConfig, SelfConfig
-from budwood.errors import ConfigError
+from budwood.errors import ConfigError, ModelError
 from budwood.methods.influence import fit as fitting
 from budwood.methods.influence import index as indexing
 from budwood.methods.influence import itself as selves
@@ -20,12 +21,16 @@ from budwood.methods.influence import workshop
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.index import Index
 from budwood.methods.influence.masked import mask_of, masked_scores, query_weights
+from budwood.methods.influence.moments import covariances, second_moments
 from budwood.methods.influence.scores import Scores
+from budwood.params import tree
 from budwood.params.tree import named
 from budwood.store.files import read_json
 from budwood.studies.api import run
 from budwood.studies.verbs import run_verb
+from tests.cases import case
 from tests.interrupt import interrupted
+from tests.methods.influence.toys import fit, reading_of, scores
 
 BROKEN = "w20"
 
@@ -91,8 +96,6 @@ def test_an_index_leaves_them_out(broken: Any, scored: Path) -> None:
     query = index.shop.read.encode([rows[1]])
     wanted = np.array([gone[0], 3, 17, gone[1], 5])
     np.testing.assert_allclose(index.exact(query, wanted), want[1, wanted], atol=2e-5 * np.abs(want[1]).max())
-    from dataclasses import replace
-
     asked = index.shop.read.encode([replace(rows[1], text=f"w7 {BROKEN}")])
     for ask in (index.ask, lambda f: index.exact(f, wanted)):
         with pytest.raises(ConfigError, match="no finite loss"):
@@ -142,3 +145,45 @@ def test_a_killed_fit_tells_them_too(broken: Any, scored: Path) -> None:
         done("fit", cfg, model)
     workshop._open.cache_clear()
     assert done("fit", cfg, model).metrics["skipped"] == sorted(ids)
+
+
+@pytest.fixture
+def cut() -> tuple[Any, Any]:
+    """A classifier, and rows of which two were cut: one piece of "long" holds a word that is not a number."""
+    c = case("bert", "head", rows=8)
+    ids = c.features.ragged["input_ids"].copy()
+    broken = next(t for t in range(5, 40) if t not in ids)
+    ids[c.features.offsets_N1[6] + 1] = broken
+    with torch.no_grad():
+        c.model.get_input_embeddings().weight[broken] = float("nan")
+    names = ("a", "fine", "fine", "b", "long", "c", "long", "long")
+    return c, replace(c.features, ids=names, ragged={**c.features.ragged, "input_ids": ids})
+
+
+def shop_around(cut: Any, **more: Any) -> workshop.Shop:
+    c, features = cut
+    cfg = FitConfig(task="toy", fisher="empirical", strategy=("ekfac", "kfac"), **more)
+    return workshop.shop_of(reading_of(c.model, c.objective, ("a", "b", "c")), features, cfg)
+
+
+def test_a_cut_text_is_left_out_whole(cut: Any, tmp_path: Path) -> None:
+    shop = shop_around(cut, skip_nan=True)
+    there, gone = np.array([0, 1, 2, 3, 5]), np.array([4, 6, 7])
+    # whatever shard a sound piece of it is in, and whether or not the broken one was met
+    for order in (np.arange(8), np.arange(6), np.array([7, 4, 0, 1, 2, 3, 5])):
+        for got, want in (
+            (covariances(shop, order), covariances(shop, there)),
+            (second_moments(shop, order, None, True), second_moments(shop, there, None, True)),
+        ):
+            for key in want:
+                torch.testing.assert_close(got[key], want[key])
+    fitting._save(tmp_path / "part", {}, shop, np.array([4, 5, 3, 7]))
+    assert tree.manifest(tmp_path / "part")["rows"] == 2
+    factors = fit(shop, tmp_path, there)
+    score_N = scores(shop, factors, [Setting("ekfac", "0.1mean")], np.array([0, 3]))[0]
+    assert not score_N[:, gone].any() and score_N[:, there].all() and shop.skipped == {"long"}
+
+
+def test_a_cut_text_stops_the_run_by_its_name(cut: Any) -> None:
+    with pytest.raises(ModelError, match="loss of 1 row is not finite: 'long'.*--skip-nan"):
+        covariances(shop_around(cut), np.arange(8))

@@ -28,7 +28,7 @@ from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.memory import of_fit, tokens_within
 from budwood.methods.influence.moments import Basis, covariances, second_moments
 from budwood.methods.influence.profile import profiled
-from budwood.methods.influence.workshop import Shop, open_shop, settings_for
+from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for
 from budwood.methods.session import Session
 from budwood.models.reading import Reading
 from budwood.params import tree
@@ -42,10 +42,11 @@ EIGEN_PARTS = 4  # files of eigenbases: what is lost when a run is killed among 
 def fit(session: Session) -> dict[str, Any]:
     """Factors under RUN/factors; returns strategies, rows and what was covered."""
     cfg: FitConfig = session.cfg
-    settings = settings_for(cfg, session.models[0].text)
+    settings = settings_for(cfg, session.models[0].text) | rows_for(cfg, session.task, session.run.path)
     with session.progress.stage("load"):
         shop = open_shop(settings, session.task)
     factors = fitted(Bench(shop, settings, session.run.path / "factors", cfg, session.progress))
+    shutil.rmtree(session.run.file("parts"), ignore_errors=True)
     said = say_damping(session.progress, factors, cfg.strategy, ("auto",))
     return profiled(session, {**told(factors, shop), **said})
 

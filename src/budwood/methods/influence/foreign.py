@@ -28,7 +28,7 @@ from budwood.methods.session import Session
 from budwood.models.reference import ModelRef
 from budwood.params import tree
 from budwood.params.tree import canonical, prefixes
-from budwood.store.files import read_json, write_text, writing_directory
+from budwood.store.files import read_json, write_json, write_text, writing_directory
 
 WHOLE = "all_modules"  # kronfluence's key of scores over all modules
 PAIRWISE = "pairwise_scores.safetensors"
@@ -177,6 +177,8 @@ def write_kronfluence(factors: Factors, model: nn.Module, out: Path) -> None:
         for count in COUNTS.values():
             ones = {names[m.name]: torch.ones(1, dtype=torch.int64) for m in maps}
             save_file(ones, part / f"{count}.safetensors")
+        told = {"strategy": "ekfac", "use_empirical_fisher": factors.facts.get("fisher") == "empirical"}
+        write_json(part / "factor_arguments.json", told)  # without it the Analyzer does not find the rest
 
 
 def read_kronfluence(path: Path, shop: Shop, out: Path) -> Factors:

@@ -10,6 +10,7 @@ RUN/index/
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from budwood.methods.influence.precondition import all_there, measurement
 from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.score import given_factors
 from budwood.methods.influence.stored import Stored, assemble, most_of
-from budwood.methods.influence.workshop import Shop, open_shop, settings_for
+from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for
 from budwood.methods.session import Session, content
 from budwood.models.reference import ModelRef
 from budwood.params import tree
@@ -52,7 +53,7 @@ SAMPLE = 512  # training rows whose coordinates' spread is measured
 def index(session: Session) -> dict[str, Any]:
     """The index under RUN/index; returns how many coordinates it keeps and what they hold."""
     cfg: IndexConfig = session.cfg
-    own = settings_for(cfg, session.models[0].text)
+    own = settings_for(cfg, session.models[0].text) | rows_for(cfg, session.task, session.run.path)
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)
@@ -89,9 +90,8 @@ def index(session: Session) -> dict[str, Any]:
     skipped = {i for job in jobs for i in tree.manifest(job.output)["skipped"]}
     rows = len(set(shop.train.ids))
     with session.progress.stage("save"):
-        _assemble(session, factors, list(zip(jobs, pieces)), chosen.output)
-    for job in [chosen, *jobs]:
-        job.output.unlink()
+        _assemble(session, shop, factors, list(zip(jobs, pieces)), chosen.output)
+    shutil.rmtree(session.run.file("parts"))
     told = {
         "coordinates": count,
         "answered_with": most_of(count, len(shop.train)),
@@ -201,9 +201,10 @@ def index_shard(arguments: dict[str, Any], part: Path) -> None:
     tree.save(part, {"rows": stored, "norms": norms}, {"skipped": skipped})
 
 
-def _assemble(session: Session, factors: Factors, parts: list[tuple[Job, np.ndarray]], chosen: Path) -> None:
+def _assemble(
+    session: Session, shop: Shop, factors: Factors, parts: list[tuple[Job, np.ndarray]], chosen: Path
+) -> None:
     """All shards as one file, with a line per coordinate: a question reads the coordinates it needs."""
-    shop = open_shop(settings_for(session.cfg, session.models[0].text), session.task)
     kept, share = coords.load(chosen)
     bits = session.cfg.bits
     with writing_directory(session.run.file("index")) as part:

@@ -25,7 +25,7 @@ from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Work, measurement, precondition
 from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.score import given_factors
-from budwood.methods.influence.workshop import Shop, open_shop, settings_for, sweep
+from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for, sweep
 from budwood.methods.session import Session
 
 HERE = "budwood.methods.influence.itself"
@@ -35,7 +35,7 @@ TILE = 1 << 22  # numbers of gradients made at a time
 def itself(session: Session) -> dict[str, Any]:
     """records.parquet with a column per setting, and self/STRATEGY.npy; returns strategies, rows and the highest."""
     cfg: SelfConfig = session.cfg
-    own = settings_for(cfg, session.models[0].text)
+    own = settings_for(cfg, session.models[0].text) | rows_for(cfg, session.task, session.run.path)
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)

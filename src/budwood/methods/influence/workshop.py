@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -122,6 +123,7 @@ def _open(key: Key) -> Shop:
     task = key.task or (from_json(read_json(Path(settings["rows"]))) if "rows" in settings else load_task(plain))
     cfg: FitConfig = as_tuned(plain, ref, task.kind)
     mode = mode_for(cfg, task, ref)
+    _refuse_quad(ref, task, mode)
     loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
     if any(name.startswith("head.") for name in loaded.fresh):
         raise ModelError(
@@ -129,8 +131,18 @@ def _open(key: Key) -> Shop:
             "weights. Fine-tune it first, or use --mode prompt or mlm."
         )
     reduce = cfg.reduce or tuned_with(ref, cfg.task).get("reduce") or "mean"
-    read = reading(loaded, task, cfg, mode, cfg.seed, reduce)
+    read = reading(loaded, task, cfg, mode, cfg.seed, reduce).settled
     return shop_of(read, read.encode(task.rows(cfg.train_split)), cfg)
+
+
+def _refuse_quad(ref: ModelRef, task: Task, mode: str) -> None:
+    """Refuse a model that was tuned with another loss than the one that would be explained."""
+    if mode == "clm" and tuned_with(ref, task.name).get("objective") == "quad":
+        raise ModelError(
+            f"'{ref.text}' was tuned with --objective quad, and influence traces cross-entropy: scores would explain a "
+            "loss that its training never lowered, by the curvature of that loss. Tune a model with --objective kl to "
+            "ask which rows made its predictions."
+        )
 
 
 def shop_of(read: Reading, train: Features, cfg: FitConfig) -> Shop:
@@ -148,7 +160,25 @@ def shop_of(read: Reading, train: Features, cfg: FitConfig) -> Shop:
             f"No module of this {type(read.loaded.model).__name__} can be scored ({why or 'it has no parameters'}). "
             "Influence needs at least one linear layer, Conv1D or Conv2d that is called as a module."
         )
-    return Shop(read, train, maps, left, labels_for(cfg.fisher, read.task, "--fisher"), cfg)
+    shop = Shop(read, train, maps, left, labels_for(cfg.fisher, read.task, "--fisher"), cfg)
+    if cfg.skip_nan:
+        shop.skipped.update(_broken_texts(shop))
+    return shop
+
+
+def _broken_texts(shop: Shop) -> Iterator[str]:
+    """Rows of several pieces of which one has no finite loss: whoever meets a sound piece must know that it is out.
+
+    Rows of one piece are found as they are met; here one forward pass over all others is what leaving out costs.
+    """
+    count = Counter(shop.train.ids)
+    cut = np.array([n for n, i in enumerate(shop.train.ids) if count[i] > 1], dtype=np.int64)
+    feed, objective = shop.read.feed(shop.train), shop.read.objective
+    with torch.no_grad(), in_mode(shop.model, training=False):
+        for index in shop.batches(shop.train, cut):
+            batch = feed(index, 0)
+            loss_B = objective.loss(objective.logits(shop.model, batch), objective.targets(batch))
+            yield from (batch.ids[b] for b in (~torch.isfinite(loss_B)).nonzero()[:, 0].tolist())
 
 
 def _regrouped(maps: Sequence[Map]) -> tuple[Map, ...]:
@@ -164,9 +194,14 @@ def sweep(
 ) -> np.ndarray:
     """One forward pass and one backward pass per question over a batch; `use(question, map, sides)` for every map.
 
-    Returns which of `index` took part: rows whose loss is not finite stop the run by name, or are left out on demand.
+    Returns which of `index` took part: rows whose loss is not finite stop the run by name, or are left out on demand,
+    with all pieces that a long text was cut into.
     """
     feed = shop.read.feed(features)
+    if features is shop.train and shop.skipped:
+        index = index[[features.ids[i] not in shop.skipped for i in index]]
+        if not len(index):
+            return index
     batch = feed(index, 0)
     model, objective = shop.model, shop.read.objective
     with in_mode(model, training=False):
@@ -182,7 +217,7 @@ def sweep(
                         keep = i + 1 < len(asked)
                         stream(io, value_B.sum(), lambda w, s, i=i: use(i, shop.by_weight[w], s), keep)  # type: ignore[misc]
                     return index
-            _refuse(shop, [batch.ids[b] for b in np.flatnonzero(~fine_B)])
+            _refuse(shop, list(dict.fromkeys(batch.ids[b] for b in np.flatnonzero(~fine_B))))
             index = index[fine_B]
             if not len(index):
                 return index
