@@ -125,9 +125,8 @@ def overlaps() -> None:
     runs = side_by_side(lambda c: tuned(c[0], "adamw", c[1])["run"], cases)
     for more in (("--per-tensor",), ()):  # one budget for all tensors also counts which tensors matter to any task
         cut = lambda c: graft(c[0][0], c[1], "5%", "fisher", c[0][1], *more)["file"]  # noqa: B023, E731
-        same, *named = run("graft", "overlap", *side_by_side(cut, list(zip(cases, runs))), cwd=work)["over_chance"][0][
-            1:
-        ]
+        files = side_by_side(cut, list(zip(cases, runs)))
+        _, same, *named = run("graft", "overlap", *files, cwd=work)["over_chance"][0]
         told = f"{same:.2f}x, others { {t: round(x, 2) for t, x in zip(others, named)} }"
         budget = "a budget per tensor" if more else "one budget for all tensors"
         show.bar(f"the same task on other rows and seed >= 3x chance, {budget}", same >= 3, told)
