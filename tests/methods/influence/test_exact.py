@@ -143,17 +143,14 @@ def trained() -> Net:
     return model
 
 
-BARS = {1e-3: 0.4, 1e-2: 0.55, 1e-1: 0.85}  # seen: 0.459, 0.595, 0.885; the blocks between layers are missing
-
-
 def test_two_layers_are_nearer_to_the_whole_matrix_than_plain_gradients(tmp_path: Path, record_property: Any) -> None:
     c, shop = around(trained(), False)
     assert sum(m.out * m.columns for m in shop.maps) == 163
     factors = fit(shop, tmp_path, np.arange(ROWS))
-    for damping, bar in BARS.items():
+    for damping in (1e-3, 1e-2, 1e-1):  # not exact: the blocks between layers are missing
         settings = [Setting("identity"), *(Setting(s, f"{damping:g}") for s in ("kfac", "ekfac"))]
         want = exact_scores(c, shop, damping)
         got = scores(shop, factors, settings, QUERIES)[:, :, :ROWS]
         found = {s.strategy: float(spearman_by_row(mine, want).mean()) for s, mine in zip(settings, got)}
         record_property(f"spearman at damping {damping:g}", found)
-        assert found["ekfac"] >= bar and found["ekfac"] > found["identity"], (damping, found)
+        assert min(found["kfac"], found["ekfac"]) > found["identity"] > 0, (damping, found)
