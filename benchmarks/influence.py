@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -154,7 +153,9 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
             Meeting(shop, ready, blocks, len(asked), add)(train, order)
 
         timed("scores", score)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        from budwood.store.memory import peak_mb
+
+        peak = peak_mb()
         own = sum(phases.values()), sum(cpu.values())
         timed("floor", floor)
     return {

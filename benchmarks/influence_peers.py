@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import resource
+import re
 import subprocess
 import sys
 import tempfile
@@ -276,7 +276,8 @@ def one(tool: str, directory: str, data: dict[str, Any]) -> dict[str, Any]:
         found = WORK[tool](load(directory), data)
     except Exception as e:  # noqa: BLE001  a peer's failure is a result of this benchmark
         return {"tool": tool, "error": f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    status = Path("/proc/self/status").read_text()  # `ru_maxrss` would count the process that started this one
+    peak = int(re.search(r"VmHWM:\s*(\d+)", status)[1]) / 1024  # type: ignore[index]
     own = {"seconds": sum(found["phases"].values()), "cpu_seconds": sum(found["cpu"].values())}
     return {"tool": tool, **own, "peak_rss_mb": peak, **found}
 

@@ -6,17 +6,13 @@ python benchmarks/linear.py            # both lines, each in a process of its ow
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
 
+from budwood.store.memory import peak_mb
+
 WORDS, WIDTH = 50_257, 768
-
-
-def peak() -> float:
-    """Most megabytes this process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def synthetic(rows: int):  # type: ignore[no-untyped-def]
@@ -38,9 +34,9 @@ def phi_p() -> dict[str, float]:
 
     words, state, _ = synthetic(2000)
     conditional_mean(words, state[:1])  # libraries loaded
-    before, began = peak(), time.perf_counter()
+    before, began = peak_mb(), time.perf_counter()
     conditional_mean(words, state)
-    return {"mb_above_baseline": peak() - before, "seconds": time.perf_counter() - began, "cpu": time.process_time()}
+    return {"mb_above_baseline": peak_mb() - before, "seconds": time.perf_counter() - began, "cpu": time.process_time()}
 
 
 def all_of_p(rows: int = 4000, test: int = 400) -> dict[str, float]:
@@ -61,7 +57,7 @@ def all_of_p(rows: int = 4000, test: int = 400) -> dict[str, float]:
     marks["kernel_cpu"] = time.process_time() - cpu
     found = classify(solver, label, ("no", "yes"), split, 5, GRID)
     return {
-        "peak_mb": peak(),
+        "peak_mb": peak_mb(),
         "seconds": time.perf_counter() - began,
         "cpu": time.process_time() - cpu,
         **marks,

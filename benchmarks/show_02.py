@@ -106,7 +106,8 @@ def spans() -> None:
     from scipy.stats import spearmanr
 
     tuned = work / "qa"
-    run("finetune", "tiny-bert", "--task", "tiny-qa", "--mode", "span", "--epochs", 6, "--out", tuned, cwd=work)
+    # after 6 epochs the model still answers 86 of 100 questions that have no answer, and thresholds are mostly noise
+    run("finetune", "tiny-bert", "--task", "tiny-qa", "--mode", "span", "--epochs", 12, "--out", tuned, cwd=work)
     found = run("probe", "tiny-bert", tuned, "--task", "tiny-qa", "--out", work / "probe-qa", cwd=work)
     before, after = found["results"]
     null, blank = found["baselines"]["majority"], found["baselines"]["random_encoder"]

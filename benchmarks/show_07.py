@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from tests.report import runs_for_tests as made  # noqa: E402
 from budwood.methods.influence.scores import Matrix, writing_scores  # noqa: E402
 from budwood.report.page import rooms_of, write_report  # noqa: E402
 from budwood.report.shelf import Shelf  # noqa: E402
+from budwood.store.memory import peak_mb  # noqa: E402
 
 show = Show()
 work = Path(tempfile.mkdtemp(prefix="budwood-show-"))
@@ -197,6 +197,6 @@ if __name__ == "__main__":
         ("demo", demo),
     ):
         show.section(name, part)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_mb()
     print(f"       (peak of this process: {peak:.0f} MB)")
     show.end()

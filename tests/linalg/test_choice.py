@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from budwood.linalg import choice
 from budwood.linalg.choice import Choices, _Windows, solve_choices
 from budwood.linalg.newton import minimise
 from budwood.linalg.softmax import Problems, _Regression
@@ -46,6 +47,59 @@ def test_the_gradient_of_windows_is_that_of_autograd() -> None:
     value_P, found_2D = job.evaluate(point_2D.detach(), torch.arange(2))
     assert float(value_P.sum()) == pytest.approx(value.item(), abs=1e-9)
     assert float((found_2D - slope_2D).abs().max()) <= 1e-6
+
+
+def many(monkeypatch: pytest.MonkeyPatch, tokens: int) -> tuple[_Windows, torch.Tensor]:
+    """Four problems on 300 windows, read in blocks of some tokens, evaluated at a random point."""
+    x_MD, starts_W, gold_2W = windows(count=300)
+    weight_2W = np.random.default_rng(1).integers(0, 3, (2, 300))
+    monkeypatch.setattr(choice, "CACHE", 8 * 6 * tokens)
+    given = Choices(starts_W, gold_2W, weight_2W, np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1]), np.ones((1, 4)))
+    job = _Windows(x_MD, given)
+    return job, torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def test_the_curvature_of_windows_is_that_of_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, point_4D = many(monkeypatch, 40)
+    some = torch.tensor([1, 2, 3])
+    draw = torch.Generator().manual_seed(3)
+    way_3D = torch.randn(3, 6, dtype=torch.float64, generator=draw)
+    ahead, behind = (job.evaluate(point_4D[some] + side * 1e-5 * way_3D, some)[1] for side in (1, -1))
+    job.evaluate(point_4D, torch.arange(4))
+    bent_3D = job.curved(way_3D.float(), some)
+    torch.testing.assert_close(bent_3D.double(), (ahead - behind) / 2e-5, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_of_windows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = torch.arange(4)
+    found = []
+    for tokens in (1, 37, 10**6):
+        job, point_4D = many(monkeypatch, tokens)
+        value_4, slope_4D = job.evaluate(point_4D, every)
+        found.append((len(job.blocks), value_4, slope_4D, job.curved(point_4D.float(), every)))
+    assert [n for n, *_ in found][::2] == [300, 1] and 1 < found[1][0] < 300
+    for _, *parts in found[1:]:
+        torch.testing.assert_close(parts, list(found[0][1:]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_preconditioner_nearly_undoes_the_curvature_of_the_fullest_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, point_4D = many(monkeypatch, 10**6)
+    job.evaluate(point_4D, torch.arange(4))
+    job.prepare(torch.arange(4), own=False)
+    way_1D = torch.eye(6)[:1]
+    assert job.total_P[0] > job.total_P[2]
+    for p in (0, 1):  # the fuller ones, whose Hessian it is but for the tokens nearly never chosen
+        back_1D = job.precondition(job.curved(way_1D, torch.tensor([p])), torch.tensor([p]))
+        torch.testing.assert_close(back_1D, way_1D, rtol=0, atol=0.05)
+
+
+def test_a_fit_begun_elsewhere_ends_at_the_same_place() -> None:
+    x_MD, starts_W, gold_2W = windows(count=300)
+    cost_SP = np.array([[0.1, 0.1]])
+    given = Choices(starts_W, gold_2W, np.ones((1, 300)), np.array([0, 1]), np.zeros(2, int), cost_SP)
+    begun = 2 * torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    cold, warm = solve_choices(x_MD, given, 1e-12), solve_choices(x_MD, given, 1e-12, begun)
+    torch.testing.assert_close(warm.weight_SPD, cold.weight_SPD, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("classes", [2, 4])

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from budwood.linalg.newton import minimise
 
-SAMPLE = 16  # tokens per feature that suffice for a preconditioner
+SAMPLE = 128  # tokens per feature that suffice for a preconditioner
+LIKELY = 0.04  # of an equal share of its window's chance; tokens with less do not count there
+CACHE = 2**22  # bytes of states that are worked on at once
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ class Found:
     converged_SP: Tensor
 
 
-def solve_choices(x_MD: Tensor, choices: Choices, tolerance: float = 1e-9) -> Found:
-    """Every problem at every cost of its path, warm-started along it."""
+def solve_choices(x_MD: Tensor, choices: Choices, tolerance: float = 1e-9, start_PD: Tensor | None = None) -> Found:
+    """Every problem at every cost of its path, warm-started along it, from `start_PD` or nothing."""
     job = _Windows(x_MD, choices)
-    point_PD = torch.zeros(len(choices.gold_P), x_MD.shape[1], dtype=torch.float64)
+    point_PD = torch.zeros(len(choices.gold_P), x_MD.shape[1], dtype=torch.float64) if start_PD is None else start_PD
     found = []
     for cost_P in choices.cost_SP:
         job.decay_P = torch.from_numpy(1.0 / (cost_P * job.total_P.numpy()))
@@ -70,62 +72,123 @@ def log_chances(score_PM: np.ndarray, starts_W: np.ndarray) -> np.ndarray:
     return shifted_PM - np.repeat(np.log(total_PW), size_W, axis=1)
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Whole windows whose states fit a cache: their tokens, windows, and where each begins within the block."""
+
+    tokens: slice
+    windows: slice
+    starts_B: np.ndarray
+    size_B: Tensor
+
+
+def _blocks(starts_W: np.ndarray, tokens: int, most: int) -> list[_Block]:
+    """Windows in order, cut into blocks of about `most` tokens."""
+    edges_W1 = np.append(starts_W, tokens)
+    cuts = np.searchsorted(edges_W1, np.arange(most, tokens, most))
+    cuts = np.unique(np.concatenate([[0], cuts, [len(starts_W)]]))
+    return [
+        _Block(
+            slice(int(edges_W1[a]), int(edges_W1[b])),
+            slice(int(a), int(b)),
+            edges_W1[a:b] - edges_W1[a],
+            torch.from_numpy(np.diff(edges_W1[a : b + 1])),
+        )
+        for a, b in zip(cuts, cuts[1:])
+    ]
+
+
 class _Windows:
-    """The P problems at one cost each, as `newton.minimise` wants them."""
+    """The P problems at one cost each, as `newton.minimise` wants them.
+
+    Every product goes block by block: states are read once, widened to float64 in the cache, and no array of their size
+    is ever made.
+    """
+
+    patience = 5  # a preconditioner costs about as much as four inner iterations
 
     def __init__(self, x_MD: Tensor, choices: Choices) -> None:
         self.x_MD, self.choices = x_MD.float(), choices
-        self.size_W = np.diff(np.append(choices.starts_W, len(x_MD)))
-        self.window_M = torch.from_numpy(np.repeat(np.arange(len(self.size_W)), self.size_W))
+        self.blocks = _blocks(choices.starts_W, len(x_MD), max(1, CACHE // (8 * x_MD.shape[1])))
+        size_W = np.diff(np.append(choices.starts_W, len(x_MD)))
+        self.likely_W = torch.from_numpy(LIKELY / size_W).float()
+        self.window_M = torch.from_numpy(np.repeat(np.arange(len(size_W)), size_W))
         weight_PW = torch.from_numpy(choices.weight_RW[choices.rows_P].astype(np.float64))
         self.total_P = weight_PW.sum(1)
         self.share_PW = weight_PW / self.total_P[:, None]
         self.decay_P = torch.ones_like(self.total_P)
+        self.gold_P = torch.from_numpy(choices.gold_P)
         self.chance_PM = torch.empty(len(choices.gold_P), len(x_MD))
-        self.inverse_DD = torch.empty(0)
+        self.inverse_DD: dict[int, Tensor] = {}  # by the token that is looked for
 
     def evaluate(self, point_AD: Tensor, index_A: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss plus penalty, and its gradient, in float64."""
-        wide_MD = self.x_MD.double()
         gold_AW = torch.from_numpy(self.choices.gold_YW[self.choices.gold_P[index_A.numpy()]])
-        log_AM = torch.from_numpy(log_chances((point_AD @ wide_MD.T).numpy(), self.choices.starts_W))
-        share_AW = self.share_PW[index_A]
-        loss_A = -(log_AM.gather(1, gold_AW) * share_AW).sum(1)
-        chance_AM = log_AM.exp()
-        self.chance_PM[index_A] = torch.where(chance_AM < 1e-14, 0.0, chance_AM).float()
-        miss_AM = chance_AM.scatter_add(1, gold_AW, torch.full_like(share_AW, -1.0)) * share_AW[:, self.window_M]
         decay_A = self.decay_P[index_A]
-        gradient_AD = miss_AM @ wide_MD + decay_A[:, None] * point_AD
-        return loss_A + decay_A * point_AD.square().sum(1) / 2, gradient_AD
+        value_A = decay_A * point_AD.square().sum(1) / 2
+        gradient_AD = decay_A[:, None] * point_AD
+        for block in self.blocks:
+            wide_TD = self.x_MD[block.tokens].double()
+            log_AT = torch.from_numpy(log_chances((point_AD @ wide_TD.T).numpy(), block.starts_B))
+            gold_AB, share_AB = gold_AW[:, block.windows] - block.tokens.start, self.share_PW[index_A, block.windows]
+            value_A -= (log_AT.gather(1, gold_AB) * share_AB).sum(1)
+            chance_AT = log_AT.exp_()
+            self.chance_PM[index_A, block.tokens] = torch.where(chance_AT < 1e-14, 0.0, chance_AT).float()
+            miss_AT = chance_AT.scatter_add_(1, gold_AB, torch.full_like(share_AB, -1.0))
+            miss_AT.mul_(share_AB.repeat_interleave(block.size_B, 1))
+            gradient_AD += miss_AT @ wide_TD
+        return value_A, gradient_AD
 
     def curved(self, direction_AD: Tensor, index_A: Tensor) -> Tensor:
         """Hessian times direction: the covariance of scores within windows."""
-        chance_AM = self.chance_PM if len(index_A) == len(self.chance_PM) else self.chance_PM[index_A]
-        drawn_AM = (direction_AD @ self.x_MD.T).mul_(chance_AM)
-        mean_AW = torch.from_numpy(np.add.reduceat(drawn_AM.numpy(), self.choices.starts_W, axis=1))
-        bent_AM = drawn_AM.sub_(chance_AM * mean_AW[:, self.window_M])
-        bent_AM.mul_(self.share_PW[index_A].float()[:, self.window_M])
-        return bent_AM @ self.x_MD + self.decay_P[index_A].float()[:, None] * direction_AD
+        out_AD = self.decay_P[index_A].float()[:, None] * direction_AD
+        for block in self.blocks:
+            x_TD, chance_AT = self.x_MD[block.tokens], self.chance_PM[index_A, block.tokens]
+            share_AB = self.share_PW[index_A, block.windows].float()
+            drawn_AT = (direction_AD @ x_TD.T).mul_(chance_AT)
+            mean_AB = torch.from_numpy(np.add.reduceat(drawn_AT.numpy(), block.starts_B, axis=1))
+            drawn_AT.sub_(chance_AT.mul_(mean_AB.repeat_interleave(block.size_B, 1)))
+            out_AD += drawn_AT.mul_(share_AB.repeat_interleave(block.size_B, 1)) @ x_TD
+        return out_AD
 
     def prepare(self, index_A: Tensor, own: bool) -> None:
-        """One inverse for all: the Hessian of the fullest problem, from a sample of windows where there are many."""
-        p = int(index_A[self.total_P[index_A].argmax()])
-        step = max(1, len(self.x_MD) // (SAMPLE * self.x_MD.shape[1] * 8))
-        chosen_W = torch.zeros(len(self.size_W), dtype=torch.bool)
-        chosen_W[torch.nonzero(self.share_PW[p] > 0)[::step, 0]] = True
-        share_W = torch.where(chosen_W, self.share_PW[p], 0.0) / self.share_PW[p][chosen_W].sum()
-        keep_M = chosen_W[self.window_M]
-        window_M = self.window_M[keep_M]
-        x_MD, chance_M = self.x_MD[keep_M], self.chance_PM[p][keep_M]
-        drawn_MD = x_MD * (chance_M * share_W[window_M].float())[:, None]
-        raw_WD = torch.zeros(len(self.size_W), x_MD.shape[1]).index_add_(0, window_M, x_MD * chance_M[:, None])
-        middle_WD = raw_WD[chosen_W]
-        block_DD = x_MD.T @ drawn_MD - middle_WD.T @ (middle_WD * share_W[chosen_W].float()[:, None])
-        block_DD = block_DD.double()
+        """One inverse for all problems that look for the same token: the Hessian of the fullest of them."""
+        for gold in self.gold_P[index_A].unique().tolist():
+            mine_A = index_A[self.gold_P[index_A] == gold]
+            self.inverse_DD[gold] = self._inverse(int(mine_A[self.total_P[mine_A].argmax()]))
+
+    def _inverse(self, p: int) -> Tensor:
+        """Of problem p's Hessian, by the tokens that may be chosen at all; of a sample of windows where they are many.
+
+        A fit that has learned something gives nearly all of a window's chance to a few tokens, so that all windows
+        together often cost less than a sample with all tokens would.
+        """
+        width = self.x_MD.shape[1]
+        most = max(SAMPLE * width, 4 * len(self.x_MD) // width)
+        likely_M = self.chance_PM[p] > self.likely_W[self.window_M]
+        likely_M &= (self.share_PW[p] > 0)[self.window_M]
+        step = -(-int(likely_M.sum()) // most)
+        if step > 1:
+            likely_M &= self.window_M % step == 0
+        at_T = likely_M.nonzero()[:, 0]
+        seen_B, window_T = self.window_M[at_T].unique(return_inverse=True)
+        share_B = self.share_PW[p][seen_B].float()
+        share_B /= share_B.sum()
+        x_TD, chance_T = self.x_MD[at_T], self.chance_PM[p][at_T]
+        chance_T = chance_T / torch.zeros(len(seen_B)).index_add_(0, window_T, chance_T)[window_T]
+        drawn_TD = x_TD * chance_T[:, None]
+        middle_BD = torch.zeros(len(seen_B), width).index_add_(0, window_T, drawn_TD)
+        block_DD = x_TD.T @ drawn_TD.mul_(share_B[window_T][:, None])
+        block_DD = (block_DD - middle_BD.T @ (middle_BD * share_B[:, None])).double()
         ridge = float(self.decay_P[p]) + 1e-7 * float(block_DD.diagonal().mean()) + 1e-12
         block_DD.diagonal().add_(ridge)
-        self.inverse_DD = torch.linalg.inv(block_DD).float()
+        return torch.linalg.inv(block_DD).float()
 
     def precondition(self, gradient_AD: Tensor, index_A: Tensor) -> Tensor:
-        """The shared inverse times gradients."""
-        return gradient_AD @ self.inverse_DD
+        """The inverse of its kind times each gradient."""
+        gold_A = self.gold_P[index_A]
+        out_AD = torch.empty_like(gradient_AD)
+        for gold, inverse_DD in self.inverse_DD.items():
+            mine_A = gold_A == gold
+            out_AD[mine_A] = gradient_AD[mine_A] @ inverse_DD
+        return out_AD

@@ -15,13 +15,18 @@ from torch import Tensor
 
 INNER = 250  # most conjugate-gradient iterations of one Newton step
 HALVINGS = 40
-SLOW, STUCK = 60, 180  # inner iterations after which the preconditioner is made anew, or for each problem by itself
+STUCK = 180  # inner iterations after which each problem gets a preconditioner by itself
 DECREASE = 1e-4  # share of the promised decrease that a step must bring
 EXACT = 1e-13  # relative: below it float64 cannot tell two objectives apart
 
 
 class Problems(Protocol):
-    """P convex problems; `index_A` names the ones meant. Points and gradients are [A, D] float64."""
+    """P convex problems; `index_A` names the ones meant. Points and gradients are [A, D] float64.
+
+    `patience` is the number of inner iterations after which a new preconditioner pays.
+    """
+
+    patience: int
 
     def evaluate(self, point_AD: Tensor, index_A: Tensor) -> tuple[Tensor, Tensor]:
         """value_A and gradient_AD at a point, which becomes the place of the curvature of these problems."""
@@ -62,7 +67,7 @@ def minimise(problems: Problems, start_PD: Tensor, tolerance: float = 1e-9, step
             problems.prepare(active_A, own)
         step_AD, spent, inner = _newton_step(problems, gradient_PD[active_A].float(), active_A)
         products += spent
-        slow = inner > SLOW
+        slow = inner > problems.patience
         own = own or inner > STUCK
         # what the step promises, not what the preconditioner alone would: that misses directions it takes for stiff
         decrement_A = (gradient_PD[active_A] * step_AD.double()).sum(1) / 2

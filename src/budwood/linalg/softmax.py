@@ -122,6 +122,8 @@ def _solve_turn(x_ND: Tensor, problems: Problems, tolerance: float) -> Solution:
 class _Regression:
     """The P problems at one cost each, as `newton.minimise` wants them; a point is [K, E] laid flat."""
 
+    patience = 60
+
     def __init__(self, x_ND: Tensor, problems: Problems) -> None:
         self.given_ND, self.problems = x_ND, problems
         zero = torch.zeros(x_ND.shape[1], dtype=torch.float64)

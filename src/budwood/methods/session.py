@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from budwood.errors import BudwoodError, ConfigError
 from budwood.methods.result import Result
 from budwood.models.reference import ModelRef, resolve
 from budwood.store.files import cache_dir, digest, file_digest, read_json, write_json
+from budwood.store.memory import peak_mb
 from budwood.store.progress import Progress, style_for
 from budwood.store.run import Run, locked, open_run, plain, run_name, same, status_of
 
@@ -228,11 +228,10 @@ def _machine(cfg: Any, run: Run) -> None:
 
 
 def _cost(began: float, progress: Progress, path: Path) -> dict[str, Any]:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
     return {
         "seconds": round(time.perf_counter() - began, 3),
         "phase_seconds": {k: round(v, 3) for k, v in progress.seconds.items()},
-        "peak_rss_mb": round(peak, 1),
+        "peak_rss_mb": round(peak_mb(), 1),
         "run": str(path.resolve()),
     }
 

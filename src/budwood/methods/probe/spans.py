@@ -19,10 +19,11 @@ from budwood.data.squad import best_threshold, question_scores
 from budwood.data.task import Row
 from budwood.linalg.choice import Choices, log_chances, solve_choices
 from budwood.methods.probe.code import online_code, resamples, shuffled
-from budwood.methods.probe.labels import CONTROL, Scale
+from budwood.methods.probe.labels import Scale
 from budwood.methods.probe.side import Side
 
 ENDS = ("start", "end")
+NEAR = 1e-6  # tolerance of fits that are compared, not kept
 NEVER = -1e9  # a threshold under which nothing is answered
 
 
@@ -68,17 +69,20 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
     one_W = np.ones((1, len(starts_W)))
     tune_starts_W = tune.stored.offsets_N1[:-1]
 
-    def chosen(pair: list[int], asked_2W: np.ndarray, tolerance: float) -> tuple[Tensor, int, int]:
+    def chosen(pair: list[int], asked_2W: np.ndarray) -> tuple[Tensor, int, int]:
         """Start and end vectors for two rows of `gold_YW` at the cost with the lowest loss on the tuning rows.
 
         With the number of that cost, and how many fits have not converged.
         """
         path = Choices(starts_W, gold_YW, one_W, np.array(pair), np.zeros(2, int), costs[:, None].repeat(2, 1))
-        solved = solve_choices(x_MD, path, tolerance)
+        solved = solve_choices(x_MD, path, NEAR)
         best = int(_loss(solved.weight_SPD, tuned_MD, tune_starts_W, asked_2W).argmin())
         return solved.weight_SPD[best], best, int((~solved.converged_SP).sum())
 
-    pair_2D, best, unconverged = chosen([0, 1], gold(tune.stored.encoded), 1e-9)
+    near_2D, best, unconverged = chosen([0, 1], gold(tune.stored.encoded))
+    last = Choices(starts_W, gold_YW, one_W, np.array([0, 1]), np.zeros(2, int), np.full((1, 2), costs[best]))
+    solved = solve_choices(x_MD, last, 1e-9, near_2D)
+    pair_2D, unconverged = solved.weight_SPD[0], unconverged + int((~solved.converged_SP).sum())
     train_loss = float(_loss(pair_2D[None], x_MD, starts_W, gold_YW[:2])[0])
     raw = lambda w: (w / scale.spread_D.double()).float()  # noqa: E731
     said = decode(raw(pair_2D), tune_MD, tune, cfg)
@@ -89,8 +93,10 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
         weight_RW = resamples(train.document_M[starts_W], cfg.repeats, cfg.seed)
         rows_P, gold_P = np.repeat(np.arange(cfg.repeats), 2), np.tile([0, 1], cfg.repeats)
         extra = Choices(starts_W, gold_YW, weight_RW, gold_P, rows_P, np.full((1, len(rows_P)), costs[best]))
-        repeats = tuple(raw(w) for w in solve_choices(x_MD, extra, 1e-6).weight_SPD[0].split(2))
-        random_2D, which, _ = chosen([2, 3], control_gold(tune, cfg.seed), CONTROL)
+        repeats = tuple(
+            raw(w) for w in solve_choices(x_MD, extra, NEAR, pair_2D.repeat(cfg.repeats, 1)).weight_SPD[0].split(2)
+        )
+        random_2D, which, _ = chosen([2, 3], control_gold(tune, cfg.seed))
         control_2D, control_cost = raw(random_2D), float(costs[which])
         bits, control_bits = (code_length(x_MD, train, gold_YW[i : i + 2], costs, cfg) for i in (0, 2))
     uniform = float(2 * np.log2(np.diff(train.stored.offsets_N1)).sum())
@@ -189,7 +195,7 @@ def code_length(x_MD: Tensor, train: Side, gold_2W: np.ndarray, costs: np.ndarra
         last = int(starts_W[following]) if following < len(starts_W) else len(x_MD)
         known_2W, one = gold_2W[:, :known], np.ones((1, known))
         path = Choices(starts_W[:known], known_2W, one, np.array([0, 1]), np.zeros(2, int), costs[:, None].repeat(2, 1))
-        weight_S2D = solve_choices(x_MD[:edge], path, 1e-6).weight_SPD
+        weight_S2D = solve_choices(x_MD[:edge], path, NEAR).weight_SPD
         score = (weight_S2D.float().flatten(0, 1) @ x_MD[edge:last].T).double().numpy()
         log_PM = log_chances(score, starts_W[known:following] - edge)
         asked_PW = np.tile(gold_2W[:, known:following] - edge, (len(costs), 1))
