@@ -67,6 +67,26 @@ def test_same_settings_carry_on_other_settings_are_refused_with_the_keys(tmp_pat
     assert status_of(path) == "running" and not (path / "metrics.json").exists()
 
 
+def test_a_run_is_replaced_only_by_one_that_is_done(tmp_path: Path) -> None:
+    path = finished(tmp_path / "r", lr=1)
+    (path / "figures").mkdir()
+    (path / "figures" / "a.png").write_bytes(b"old")
+    before = {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file() and p.name != ".lock"}
+    with locked(path):
+        refused = open_run(path, "finetune", {"lr": 3}, {}, overwrite=True)
+        assert not (path / "metrics.json").exists() and refused.withdraw()
+        assert {
+            p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file() and p.name != ".lock"
+        } == before
+        begun = open_run(path, "finetune", {"lr": 4}, {}, overwrite=True)
+        begun.file("half").write_text("")
+        assert not begun.withdraw()
+        again = open_run(path, "finetune", {"lr": 5}, {}, overwrite=True)
+        assert not (path / "half").exists() and again.withdraw() and (path / "figures" / "a.png").exists()
+        open_run(path, "finetune", {"lr": 6}, {}, overwrite=True).finish({"score": 2}, {})
+    assert sorted(p.name for p in path.iterdir()) == [".lock", "cost.json", "metrics.json", "run.json"]
+
+
 def test_a_foreign_directory_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with locked(tmp_path), pytest.raises(StoreError, match="thesis.tex"):

@@ -22,6 +22,7 @@ from budwood.store.files import digest, read_json, sweep, write_json
 
 FORMAT = 1
 LOCK = ".lock"
+REPLACED = ".replaced"  # the run that --overwrite takes the place of, until the new one is done
 BARE = ("run.json", "progress.jsonl", "task.json")  # what a run may hold before it has made anything
 
 
@@ -47,14 +48,23 @@ class Run:
         write_json(self.file("run.json"), {**read_json(self.file("run.json")), **facts})
 
     def withdraw(self) -> bool:
-        """Take back a run that made nothing, as if it had never begun; one that made something stays (False)."""
-        files = [p for p in self.path.rglob("*") if not p.is_dir() and p.name != LOCK]
+        """Take back a run that made nothing, as if it had never begun; one that made something stays (False).
+
+        A run whose place it was to take comes back.
+        """
+        before = self.file(REPLACED)
+        mine = [p for p in self.path.rglob("*") if not p.is_relative_to(before)]
+        files = [p for p in mine if not p.is_dir() and p.name != LOCK]
         if {p.relative_to(self.path).as_posix() for p in files} - set(BARE):
             return False
         for file in files:
             file.unlink(missing_ok=True)
-        for folder in sorted((p for p in self.path.rglob("*") if p.is_dir()), reverse=True):
+        for folder in sorted((p for p in mine if p.is_dir()), reverse=True):
             _remove_empty(folder)
+        if before.exists():
+            for child in before.iterdir():
+                child.rename(self.file(child.name))
+            before.rmdir()
         return True
 
     def finish(self, metrics: Mapping[str, Any], cost: Mapping[str, Any]) -> None:
@@ -62,6 +72,7 @@ class Run:
         write_json(self.file("metrics.json"), metrics)
         write_json(self.file("cost.json"), cost)
         self.note(status="done", finished=now())
+        shutil.rmtree(self.file(REPLACED), ignore_errors=True)
 
     def results(self) -> dict[str, Any]:
         """Metrics and cost merged, as `--json` prints them."""
@@ -166,9 +177,7 @@ def open_run(
     settings, defaults = plain(settings), plain(defaults or {})
     manifest = path / "run.json"
     if manifest.exists() and overwrite:
-        for child in path.iterdir():
-            if child.name != LOCK:
-                shutil.rmtree(child) if child.is_dir() else child.unlink()
+        _lay_aside(path)
     sweep(path)
     if manifest.exists():
         old = read_json(manifest)
@@ -179,7 +188,7 @@ def open_run(
                 + "\nChoose another --out, or add --overwrite to replace it."
             )
         return Run(path, verb, settings)
-    foreign = [p.name for p in path.iterdir() if p.name != LOCK and not p.name.startswith(".run.json")]
+    foreign = [p.name for p in path.iterdir() if p.name not in (LOCK, REPLACED) and not p.name.startswith(".run.json")]
     if foreign:
         raise StoreError(
             f"--out {path} is a directory that is no run of budwood (it holds {', '.join(sorted(foreign)[:3])}"
@@ -198,6 +207,22 @@ def open_run(
         },
     )
     return Run(path, verb, settings)
+
+
+def _lay_aside(path: Path) -> None:
+    """Empty a run's directory; what was there is kept beside until the new run is done, in case that is refused.
+
+    Where something is laid aside already, what is here was begun in its place and never done: it is not kept.
+    """
+    children = [p for p in path.iterdir() if p.name not in (LOCK, REPLACED)]
+    aside = path / REPLACED
+    if aside.exists():
+        for child in children:
+            shutil.rmtree(child) if child.is_dir() else child.unlink()
+        return
+    aside.mkdir()
+    for child in children:
+        child.rename(aside / child.name)
 
 
 def plain(value: Mapping[str, Any]) -> dict[str, Any]:
