@@ -81,6 +81,12 @@ def test_what_cannot_be_retrained_is_refused(tuned: Place, tmp_path: Path) -> No
         find_rows(recipe.task(), ["nobody"])
 
 
+def test_a_run_of_another_objective_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"verb": "finetune", "given": {"objective": "quad"}}))
+    with pytest.raises(ModelError, match="--objective quad"):
+        Recipe.of_run(tmp_path, "tuned")
+
+
 def test_a_base_that_changed_is_refused(tuned: Place, tmp_path: Path) -> None:
     manifest = json.loads((tuned.run / "run.json").read_text())
     base = tmp_path / "base"

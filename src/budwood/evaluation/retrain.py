@@ -69,6 +69,11 @@ class Recipe:
                 f"'{name}' is {what}; retraining repeats the recipe of a `finetune` run. Fine-tune, then give that "
                 "run's directory."
             )
+        if manifest["given"].get("objective", "kl") != "kl":
+            raise ModelError(
+                f"'{name}' was tuned with --objective {manifest['given']['objective']}, and retraining lowers "
+                "cross-entropy: its margins would be those of another recipe. Give a run tuned with --objective kl."
+            )
         quiet = {"out": None, "config": None, "progress": "none", "dry_run": False, "overwrite": False}
         known = manifest["settings"]
         return cls(manifest["models"][0], {**manifest["given"], **quiet}, known["rows"], (), known["models"][0])
