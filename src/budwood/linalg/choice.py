@@ -105,6 +105,7 @@ class _Windows:
     is ever made.
     """
 
+    most = 180
     patience = 5  # a preconditioner costs about as much as four inner iterations
 
     def __init__(self, x_MD: Tensor, choices: Choices) -> None:

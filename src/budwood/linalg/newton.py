@@ -15,7 +15,6 @@ from torch import Tensor
 
 INNER = 250  # most conjugate-gradient iterations of one Newton step
 HALVINGS = 40
-STUCK = 180  # inner iterations after which each problem gets a preconditioner by itself
 DECREASE = 1e-4  # share of the promised decrease that a step must bring
 EXACT = 1e-13  # relative: below it float64 cannot tell two objectives apart
 
@@ -23,10 +22,12 @@ EXACT = 1e-13  # relative: below it float64 cannot tell two objectives apart
 class Problems(Protocol):
     """P convex problems; `index_A` names the ones meant. Points and gradients are [A, D] float64.
 
-    `patience` is the number of inner iterations after which a new preconditioner pays.
+    `patience` is the number of inner iterations after which a new preconditioner pays, `most` the number after which
+    a finer one does.
     """
 
     patience: int
+    most: int
 
     def evaluate(self, point_AD: Tensor, index_A: Tensor) -> tuple[Tensor, Tensor]:
         """value_A and gradient_AD at a point, which becomes the place of the curvature of these problems."""
@@ -35,7 +36,7 @@ class Problems(Protocol):
         """The Hessian at the last point times a float32 direction."""
 
     def prepare(self, index_A: Tensor, own: bool) -> None:
-        """Make the preconditioner anew at the last points; `own`: one for each problem instead of a shared one."""
+        """Make the preconditioner anew at the last points; `own`: the finer, dearer kind."""
 
     def precondition(self, gradient_AD: Tensor, index_A: Tensor) -> Tensor:
         """An approximate inverse Hessian times a float32 gradient."""
@@ -68,7 +69,7 @@ def minimise(problems: Problems, start_PD: Tensor, tolerance: float = 1e-9, step
         step_AD, spent, inner = _newton_step(problems, gradient_PD[active_A].float(), active_A)
         products += spent
         slow = inner > problems.patience
-        own = own or inner > STUCK
+        own = own or inner > problems.most
         # what the step promises, not what the preconditioner alone would: that misses directions it takes for stiff
         decrement_A = (gradient_PD[active_A] * step_AD.double()).sum(1) / 2
         done_A = decrement_A <= tolerance * (1 + value_P[active_A])

@@ -22,6 +22,7 @@ from budwood.linalg.newton import minimise
 
 BLOCK = 4096  # rows that are widened to float64 at a time
 STATE = 1 << 26  # most numbers of curvature held at once; more problems go in turns
+CACHE = 1 << 20  # bytes of scores that are worked on at once
 SAMPLE = 16  # rows per feature that suffice for a preconditioner
 TINY = 1e-14  # chances below it count as none in the curvature
 WHOLE = 1600  # most unknowns of a problem whose Hessian is inverted as one piece
@@ -124,6 +125,16 @@ class _Regression:
 
     patience = 60
 
+    @property
+    def most(self) -> int:
+        """Inner iterations that cost twice as much as a finer preconditioner, by their FLOPs."""
+        vectors, wide = self.problems.vectors, self.width
+        if vectors == 1 or vectors * wide > WHOLE:
+            return 180
+        product = 4 * self.chance_PKN.numel() * wide
+        whole = vectors**2 * SAMPLE * wide**3 + 4 * (vectors * wide) ** 3  # float64 counts double
+        return int(min(180, max(10, 2 * whole / product)))
+
     def __init__(self, x_ND: Tensor, problems: Problems) -> None:
         self.given_ND, self.problems = x_ND, problems
         zero = torch.zeros(x_ND.shape[1], dtype=torch.float64)
@@ -175,16 +186,19 @@ class _Regression:
     def curved(self, direction_AD: Tensor, index_A: Tensor) -> Tensor:
         """Hessian times direction, in float32."""
         way_AKE = direction_AD.view(len(index_A), self.problems.vectors, self.width)
-        score_AKN = (way_AKE.flatten(0, 1) @ self.x_NE.T).view(*way_AKE.shape[:2], -1)
-        chance_AKN = self.chance_PKN if len(index_A) == len(self.chance_PKN) else self.chance_PKN[index_A]
+        out_AKE = self.decay_P[index_A].float()[:, None, None] * (way_AKE * self._penalised().float())
         share_AN = self._shares(index_A)
-        if self.problems.vectors == 1:
-            bent_AKN = score_AKN.mul_(chance_AKN * (1 - chance_AKN)).mul_(share_AN[:, None])
-        else:
-            bent_AKN = score_AKN.sub_((chance_AKN * score_AKN).sum(1, keepdim=True)).mul_(chance_AKN)
-            bent_AKN.mul_(share_AN[:, None])
-        out_AKE = (bent_AKN.flatten(0, 1) @ self.x_NE).view_as(way_AKE)
-        out_AKE += self.decay_P[index_A].float()[:, None, None] * (way_AKE * self._penalised().float())
+        every = len(index_A) == len(self.chance_PKN)
+        for first in range(0, len(self.x_NE), step := max(BLOCK, CACHE // (4 * way_AKE.shape[0] * way_AKE.shape[1]))):
+            rows = slice(first, first + step)  # scores of one block stay in the cache
+            x_BE, share_A1B = self.x_NE[rows], share_AN[:, None, rows]
+            score_AKB = (way_AKE.flatten(0, 1) @ x_BE.T).view(*way_AKE.shape[:2], -1)
+            chance_AKB = self.chance_PKN[:, :, rows] if every else self.chance_PKN[index_A, :, rows]
+            if self.problems.vectors == 1:
+                score_AKB.mul_(chance_AKB * (1 - chance_AKB)).mul_(share_A1B)
+            else:
+                score_AKB.sub_((chance_AKB * score_AKB).sum(1, keepdim=True)).mul_(chance_AKB).mul_(share_A1B)
+            out_AKE += (score_AKB.flatten(0, 1) @ x_BE).view_as(way_AKE)
         return out_AKE.flatten(1)
 
     def _shares(self, index_A: Tensor) -> Tensor:

@@ -170,14 +170,15 @@ def mean_f1(given: dict[str, str], rows: tuple[Row, ...]) -> float:
 def tuned_threshold(found: SpanPredictions, rows: tuple[Row, ...]) -> float:
     """The threshold with the best F1 on these rows, by one sort.
 
-    Where that is not a standard error above never answering, nothing is answered: noise must not cost F1 elsewhere.
+    Where that is not two standard errors above never answering, nothing is answered: noise must not cost F1 elsewhere.
+    (One is not enough: a single right answer is one standard error above none, whatever the number of rows.)
     """
     score_N = question_scores(rows, found.best)[1]
     none_N = np.array([float(not r.answers) for r in rows])
     odds_N = np.array([found.null_odds[r.id] for r in rows])
     threshold = best_threshold(score_N, none_N, odds_N)[1]
     gain_N = np.where(odds_N <= threshold, score_N - none_N, 0.0)
-    return threshold if gain_N.mean() > gain_N.std() / np.sqrt(len(gain_N)) else NEVER
+    return threshold if gain_N.mean() > 2 * gain_N.std() / np.sqrt(len(gain_N)) else NEVER
 
 
 def code_length(x_MD: Tensor, train: Side, gold_2W: np.ndarray, costs: np.ndarray, cfg: ProbeConfig) -> float:

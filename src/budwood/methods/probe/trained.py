@@ -156,11 +156,12 @@ def _span_row(session: Session, sides: Sides, marks: Marks, at: tuple[int, int])
     if not cfg.parity:
         threshold = spans.tuned_threshold(tuned, sides.tune.rows)
         given, tried = (spans.thresholded(x, threshold) for x in (said, tuned))
-    fields = score.span_fields(test.rows, given, cfg.seed)
+    fields, raw = (score.span_fields(test.rows, x, cfg.seed) for x in (given, said.answers))
     out: dict[str, Any] = {
         "score": fields["f1"],
         **fields,
-        "raw_f1": score.span_fields(test.rows, said.answers, cfg.seed)["f1"],
+        "raw_f1": raw["f1"],
+        "raw_HasAns_f1": raw["HasAns_f1"],
         "answered_f1": score.span_fields(test.rows, said.best, cfg.seed)["HasAns_f1"],
         "threshold": threshold,
         "tune_f1": spans.mean_f1(tried, sides.tune.rows),

@@ -146,11 +146,12 @@ def _span_layer(
     found = spans.fit(x_MD, sides.train, sides.tune, tune_MD, cfg, controls)
     said = spans.decode(found.weight_2D, test_MD, test, cfg)
     answers = spans.thresholded(said, found.threshold)
-    fields = score.span_fields(test.rows, answers, cfg.seed)
+    fields, raw = (score.span_fields(test.rows, x, cfg.seed) for x in (answers, said.answers))
     out: dict[str, Any] = {
         "score": fields["f1"],
         **fields,
-        "raw_f1": score.span_fields(test.rows, said.answers, cfg.seed)["f1"],
+        "raw_f1": raw["f1"],
+        "raw_HasAns_f1": raw["HasAns_f1"],
         "answered_f1": score.span_fields(test.rows, said.best, cfg.seed)["HasAns_f1"],
         "threshold": found.threshold,
         "tune_f1": found.tune_f1,
