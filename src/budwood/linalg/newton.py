@@ -16,18 +16,20 @@ from torch import Tensor
 INNER = 250  # most conjugate-gradient iterations of one Newton step
 HALVINGS = 40
 DECREASE = 1e-4  # share of the promised decrease that a step must bring
+NEAR = 1e-6  # promised decrease, relative, at which a step that lowers nothing is rounding and not a wrong direction
 EXACT = 1e-13  # relative: below it float64 cannot tell two objectives apart
 
 
 class Problems(Protocol):
-    """P convex problems; `index_A` names the ones meant. Points and gradients are [A, D] float64.
+    """P convex problems; `index_A` names the ones meant. Points and gradients are [A, D] float64."""
 
-    `patience` is the number of inner iterations after which a new preconditioner pays, `most` the number after which
-    a finer one does.
-    """
+    @property
+    def patience(self) -> int:
+        """Inner iterations after which a new preconditioner pays."""
 
-    patience: int
-    most: int
+    @property
+    def most(self) -> int:
+        """Inner iterations after which a finer one does."""
 
     def evaluate(self, point_AD: Tensor, index_A: Tensor) -> tuple[Tensor, Tensor]:
         """value_A and gradient_AD at a point, which becomes the place of the curvature of these problems."""
@@ -64,17 +66,25 @@ def minimise(problems: Problems, start_PD: Tensor, tolerance: float = 1e-9, step
     active_A, products, own, taken, slow = every, 0, False, 0, True
     while len(active_A) and taken < steps:
         taken += 1
-        if slow:
+        fresh = slow
+        if fresh:
             problems.prepare(active_A, own)
         step_AD, spent, inner = _newton_step(problems, gradient_PD[active_A].float(), active_A)
         products += spent
-        slow = inner > problems.patience
-        own = own or inner > problems.most
+        finer = not own and inner > problems.most
+        slow = finer or inner > problems.patience
+        own = own or finer
         # what the step promises, not what the preconditioner alone would: that misses directions it takes for stiff
         decrement_A = (gradient_PD[active_A] * step_AD.double()).sum(1) / 2
         done_A = decrement_A <= tolerance * (1 + value_P[active_A])
-        done_A |= _walk(problems, point_PD, value_P, gradient_PD, step_AD.double(), active_A)  # float64 is at its end
+        near_A = decrement_A <= NEAR * (1 + value_P[active_A])
+        stuck_A = _walk(problems, point_PD, value_P, gradient_PD, step_AD.double(), active_A)
+        done_A |= stuck_A & near_A  # near the optimum float64 is at its end
         converged_P[active_A[done_A]] = True
+        lost_A = stuck_A & ~done_A  # the step was wrong: tried again with a preconditioner of this place, once
+        slow = slow or bool(lost_A.any())
+        if fresh:
+            done_A |= lost_A
         active_A = active_A[~done_A]
     return Minimum(point_PD, value_P, gradient_PD.abs().amax(1), converged_P, taken, products)
 

@@ -23,7 +23,7 @@ from budwood.linalg.newton import minimise
 BLOCK = 4096  # rows that are widened to float64 at a time
 STATE = 1 << 26  # most numbers of curvature held at once; more problems go in turns
 CACHE = 1 << 20  # bytes of scores that are worked on at once
-SAMPLE = 16  # rows per feature that suffice for a preconditioner
+SAMPLE, FINE = 16, 64  # rows per feature that suffice for a preconditioner, and for a fine one
 TINY = 1e-14  # chances below it count as none in the curvature
 WHOLE = 1600  # most unknowns of a problem whose Hessian is inverted as one piece
 OWN = 1 << 27  # most numbers of preconditioners of single problems
@@ -123,7 +123,10 @@ def _solve_turn(x_ND: Tensor, problems: Problems, tolerance: float) -> Solution:
 class _Regression:
     """The P problems at one cost each, as `newton.minimise` wants them; a point is [K, E] laid flat."""
 
-    patience = 60
+    @property
+    def patience(self) -> int:
+        """The finer a preconditioner, the nearer it must be to where it was made."""
+        return self.most if self.whole else 60
 
     @property
     def most(self) -> int:
@@ -132,7 +135,7 @@ class _Regression:
         if vectors == 1 or vectors * wide > WHOLE:
             return 180
         product = 4 * self.chance_PKN.numel() * wide
-        whole = vectors**2 * SAMPLE * wide**3 + 4 * (vectors * wide) ** 3  # float64 counts double
+        whole = vectors**2 * FINE * wide**3 + 4 * (vectors * wide) ** 3  # float64 counts double
         return int(min(180, max(10, 2 * whole / product)))
 
     def __init__(self, x_ND: Tensor, problems: Problems) -> None:
@@ -211,6 +214,7 @@ class _Regression:
 
         `own`: that was too coarse; with several classes its whole Hessian is taken, with two every problem's own.
         """
+        own = own or self.whole  # at the next cost it would only be found too coarse again
         self.whole = own and self.problems.vectors > 1 and self.problems.vectors * self.width <= WHOLE
         if own and not self.whole and len(index_A) * self.problems.vectors * self.width**2 <= OWN:
             leaders = index_A
@@ -228,7 +232,7 @@ class _Regression:
         A sample of the rows does where there are many.
         """
         used_N = torch.nonzero(self.problems.weight_RN[self.problems.rows_P[p]])[:, 0]
-        used = used_N[:: max(1, len(used_N) // (SAMPLE * self.width))]
+        used = used_N[:: max(1, len(used_N) // ((FINE if self.whole else SAMPLE) * self.width))]
         x_ME, chance_KM = self.x_NE[used], self.chance_PKN[p][:, used]
         share_M = self._shares(torch.tensor([p]))[0, used] * (len(used_N) / len(used))
         ridge_E = self.decay_P[p] * self._penalised()
@@ -246,7 +250,12 @@ class _Regression:
                     whole_KEKE[k, :, j] = block_EE
                     whole_KEKE[j, :, k] = block_EE
         if whole_KEKE is not None:
+            # the same vector added to all classes changes no chance: without a curvature of its own there, rounding
+            # along that direction would be all that a step consists of
             square = whole_KEKE.view(vectors * wide, -1)
+            shared = square.diagonal().mean() / vectors
+            for e in range(wide):
+                whole_KEKE[:, e, :, e] += shared
             out = [_inverted(_ridged(square, ridge_E.repeat(vectors)))]
         return torch.stack(out).float()
 
