@@ -273,9 +273,9 @@ def test_the_answer_of_a_curve() -> None:
         scores = {"base": {"score": 0.7225}, "tuned": {"score": 0.73}}
         return graft_learn._answer("toy", rows, needs, {"recovered": gain, "metric": "accuracy", "n": 1400, **scores})
 
-    assert answer(rows).startswith("toy needs 0.02 of the weights (2.000%, movement)") and "91%" in answer(rows)
+    assert answer(rows).startswith("toy needs 2% of the weights (movement)") and "91%" in answer(rows)
     assert answer(rows).endswith(" (Tuning: accuracy 0.7225 to 0.7300 on 1,400 rows.)")
-    assert "not localised: 2.000%" in answer(rows[:6] + points("random", 0.0, 1.0, 1.0))
+    assert "not localised: 2% of" in answer(rows[:6] + points("random", 0.0, 1.0, 1.0))
     assert "not sparse" in answer(points("learned", 0.1, 0.2, 0.3) + points("random", 1.0, 1.0, 1.0))
     assert "on the rows that choose" in answer(points("learned", None, None, None))
     assert "gained nothing, so" in answer(rows, None)

@@ -212,6 +212,15 @@ def _answer(task: str, rows: list[dict[str, Any]], needs: dict[str, float | None
     return f"{_claim(task, rows, needs, facts)} (Tuning: {facts['metric']} {scores} on {facts['n']:,} rows.)"
 
 
+def _percent(share: float) -> str:
+    """A share as one would say it.
+
+    >>> _percent(0.05), _percent(0.0001)
+    ('5%', '0.01%')
+    """
+    return f"{100 * share:.3g}%"
+
+
 def _claim(task: str, rows: list[dict[str, Any]], needs: dict[str, float | None], facts: dict[str, Any]) -> str:
     if facts["recovered"] is None:
         return f"{task}: tuning gained nothing, so there is nothing to recover."
@@ -220,16 +229,18 @@ def _claim(task: str, rows: list[dict[str, Any]], needs: dict[str, float | None]
     sizes = {r: n for r, n in needs.items() if n is not None and r != "random"}
     if not sizes:
         largest = max(r["fraction"] for r in rows)
-        return f"{task} is not sparse: no rule recovers 95% of the gain with {largest:.3g} of the weights or less."
+        return (
+            f"{task} is not sparse: no rule recovers 95% of the gain with {_percent(largest)} of the weights or less."
+        )
     best = min(sizes, key=lambda r: sizes[r])
     share, chance = sizes[best], needs.get("random")
     if chance is not None and chance <= share:
-        return f"{task} is not localised: {chance:.3%} of the weights, drawn at random, bring 95% of the gain as well."
+        return f"{task} is not localised: {_percent(chance)} of the weights, drawn at random, bring 95% of the gain as well."
     there = next(r["recovered"] for r in rows if r["select"] == best and r["fraction"] == share)
     told = f"for 95% of the gain on the rows that chose them, and {there:.0%} on the reported rows."
     if share > SPARSE:
-        return f"{task} is not sparse: it needs {share:.3%} of the weights ({best}) {told}"
-    return f"{task} needs {share:.4g} of the weights ({share:.3%}, {best}) {told}"
+        return f"{task} is not sparse: it needs {_percent(share)} of the weights ({best}) {told}"
+    return f"{task} needs {_percent(share)} of the weights ({best}) {told}"
 
 
 def _others(bench: Bench, graft: Graft) -> dict[str, Any]:
