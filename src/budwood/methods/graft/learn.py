@@ -235,7 +235,8 @@ def _claim(task: str, rows: list[dict[str, Any]], needs: dict[str, float | None]
     best = min(sizes, key=lambda r: sizes[r])
     share, chance = sizes[best], needs.get("random")
     if chance is not None and chance <= share:
-        return f"{task} is not localised: {_percent(chance)} of the weights, drawn at random, bring 95% of the gain as well."
+        drawn = f"{_percent(chance)} of the weights, drawn at random,"
+        return f"{task} is not localised: {drawn} bring 95% of the gain as well."
     there = next(r["recovered"] for r in rows if r["select"] == best and r["fraction"] == share)
     told = f"for 95% of the gain on the rows that chose them, and {there:.0%} on the reported rows."
     if share > SPARSE:
