@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from budwood.config.influence import FitConfig, IndexConfig, ScoreConfig, SelfConfig
 from budwood.errors import ConfigError, ModelError
 from budwood.methods.influence import fit as fitting
+from budwood.methods.influence import growth, workshop
 from budwood.methods.influence import index as indexing
 from budwood.methods.influence import itself as selves
 from budwood.methods.influence import score as scoring
-from budwood.methods.influence import workshop
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.index import Index
 from budwood.methods.influence.masked import mask_of, masked_scores, query_weights
@@ -100,6 +100,17 @@ def test_an_index_leaves_them_out(broken: Any, scored: Path) -> None:
     for ask in (index.ask, lambda f: index.exact(f, wanted)):
         with pytest.raises(ConfigError, match="no finite loss"):
             ask(asked)
+
+
+def test_a_growing_sample_leaves_them_out(broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they would be the queries that say when the sample is large enough."""
+    model, common, ids = broken
+    monkeypatch.setattr(growth, "FIRST", 10)
+    monkeypatch.setattr(growth, "AGREE", 2.0)
+    monkeypatch.setattr(growth, "QUERIES", 28)
+    found = done("fit", FitConfig(**common, fit_rows="auto", out=tmp_path / "fit"), model)
+    assert found.metrics["skipped"] == sorted(ids) and found.metrics["growth"][-1]["rows"] == 30
+    assert np.isfinite([g["spearman"] for g in found.metrics["growth"][1:]]).all()
 
 
 def test_scores_within_a_graft_leave_them_out(broken: Any, scored: Path) -> None:

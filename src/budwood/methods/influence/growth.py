@@ -14,7 +14,7 @@ from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.fit import Bench, fitted_on
 from budwood.methods.influence.pairs import Meeting, Resident
 from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
-from budwood.methods.influence.workshop import Shop
+from budwood.methods.influence.workshop import Shop, sweep
 
 FIRST, AGREE = 256, 0.99
 QUERIES, ROWS = 16, 192  # of the calibration
@@ -60,7 +60,9 @@ def _calibration(shop: Shop, factors: Factors) -> np.ndarray:
     """Scores of a few training rows as queries for some others, drawn from the end of the seeded order."""
     rng = np.random.default_rng(seed_of(shop.cfg.seed, "fit rows"))
     order = rng.permutation(len(shop.train))[::-1]
-    queries, rows = order[:QUERIES], order[QUERIES : QUERIES + ROWS]
+    # a forward pass alone leaves out, or stops at, queries without a finite loss
+    queries = sweep(shop, shop.train, order[:QUERIES], lambda batch: (), lambda i, m, s: None)
+    rows = order[QUERIES : QUERIES + ROWS]
     if not len(rows):
         rows = queries
     strategy = next((s for s in ("ekfac", "diagonal", "kfac") if s in shop.cfg.strategy), "identity")
