@@ -16,6 +16,8 @@ import budwood as bw
 from budwood.capture.features import Ask, bytes_of, config_of, open_reading
 from budwood.config.probe import ProbeConfig
 from budwood.data.source import load_task
+from budwood.data.span_decode import SpanPredictions
+from budwood.data.task import Row
 from budwood.errors import BudwoodError, ConfigError, DataError, ModelError, StoreError
 from budwood.linalg.choice import Choices, log_chances, solve_choices
 from budwood.linalg.leace import eraser
@@ -386,3 +388,15 @@ def test_nothing_linear_is_left_after_leace(stretch):
     assert float(gap.abs().max()) < 1e-6
     fit = cross_validate(clean, y_N, 3, (1.0,), stratified_folds(y_N, 2))
     assert float(fit.weight_KD.abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("right,answers", [(1, False), (3, False), (6, True)])
+def test_a_few_lucky_answers_set_no_threshold(right: int, answers: bool) -> None:
+    """One right answer is one standard error above none, whatever the number of rows; more than four are two."""
+    rows = tuple(Row(str(i), "who ?", "ada .", answers=(("ada", 0),) if i % 3 else ()) for i in range(300))
+    lucky = [r.id for r in rows if r.answers][:right]
+    found = SpanPredictions(
+        best={r.id: "ada" if r.id in lucky else "wrong" for r in rows},
+        null_odds={r.id: -1.0 if r.id in lucky else 1.0 for r in rows},
+    )
+    assert (spans.tuned_threshold(found, rows) != spans.NEVER) == answers
