@@ -37,8 +37,8 @@ def measure(given: argparse.Namespace, place: Path) -> dict[str, Any]:
     if given.data_dir:
         common["data_dir"] = (given.data_dir,)
     trained = bw.finetune(given.model, num_train_epochs=given.epochs, out=tuned, **common)
-    common["fit_rows"] = given.fit_rows
-    run_verb("influence score", ScoreConfig(**common, query_split="validation", out=place / "score"), [str(tuned)])
+    asked = ScoreConfig(**common, fit_rows=given.fit_rows, query_split="validation", out=place / "score")
+    run_verb("influence score", asked, [str(tuned)])
     full = Scores.open(place / "score").whole()
     results = []
     for share in given.coordinates.split(","):

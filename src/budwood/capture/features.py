@@ -40,7 +40,7 @@ from budwood.models.sites import lm_transform, model_inputs, run, sites
 from budwood.store.files import cache_dir, canonical, digest, write_json
 
 FeatureKind = Literal["token", "target", "allowed", "cls", "last", "mean", "mask", "mlm-cls", "mlm-mask"]
-TOKENS = 4096  # padded tokens of a batch
+TOKENS = 2048  # padded tokens of a batch
 SHARD = 2048  # rows of a file: what is lost when a run is killed
 PEAK = 1024.0  # largest stored |value|: far from float16's limits on both sides
 FORMAT = 1
@@ -241,18 +241,22 @@ def save_shard(read: Reading, encoded: Features, index: np.ndarray, kind: Featur
     feed, mask_id = read.feed(encoded), read.loaded.tokenizer.mask_token_id
     kept = kept_counts(encoded, kind)[index]
     offsets = np.concatenate([[0], np.cumsum(kept)])
-    layers: list[Tensor] = []
-    for chosen in budget_batches(encoded.lengths_N[index], TOKENS):
-        found = states(read.loaded.model, feed(index[chosen], 0), kind, mask_id)
-        if not layers:
-            layers = [torch.zeros(int(offsets[-1]), found[0].shape[1]) for _ in found]
-        at = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in chosen])
-        for whole, piece in zip(layers, found):
-            whole[torch.from_numpy(at)] = piece.cpu()
-    scale = torch.tensor([max(float(x.abs().max()) if len(x) else 0.0, 1e-20) / PEAK for x in layers])
-    tensors = {f"layer.{i}": (x / scale[i]).half() for i, x in enumerate(layers)}
+    batches = list(budget_batches(encoded.lengths_N[index], TOKENS))
+    found = [[x.cpu() for x in states(read.loaded.model, feed(index[b], 0), kind, mask_id)] for b in batches]
+    at = [torch.from_numpy(np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in b])) for b in batches]
+    scale = torch.tensor([max(*(_largest(x) for x in pieces), 1e-20) / PEAK for pieces in zip(*found)])
+    tensors = {}
+    for i, pieces in enumerate(zip(*found)):
+        tensors[f"layer.{i}"] = torch.empty(int(offsets[-1]), pieces[0].shape[1], dtype=torch.float16)
+        for where, piece in zip(at, pieces):
+            tensors[f"layer.{i}"][where] = (piece / scale[i]).half()
     # one entry: several are written in an order that changes from one process to the next
     save_file({**tensors, "scale": scale}, part, {"features": f"{kind}, format {FORMAT}"})
+
+
+def _largest(x: Tensor) -> float:
+    """Largest magnitude; 0 of nothing."""
+    return max(-float(x.min()), float(x.max())) if x.numel() else 0.0
 
 
 def bytes_of(read: Reading, encoded: Features, kind: FeatureKind) -> int:

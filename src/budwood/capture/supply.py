@@ -60,7 +60,7 @@ class Kept:
         else:
             edges = [slice(int(self.offsets_N1[i] - base), int(self.offsets_N1[i + 1] - base)) for i in index_B]
             found = torch.cat([self._read(number, e) for e in edges], 1)
-        return found.float() * self.scale_SL[number][:, None, None]
+        return found.float().mul_(self.scale_SL[number][:, None, None])
 
     def _read(self, number: int, where: slice) -> Tensor:
         return torch.stack([self.files[number].get_slice(f"layer.{n}")[where] for n in self.layers])

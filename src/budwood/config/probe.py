@@ -38,6 +38,9 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
     no_controls: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
         False, description="Leave away control task, description length, resampled fits and random encoder."
     )
+    no_random_encoder: Annotated[bool, Parameter(group=PROBE, negative="")] = Field(
+        False, description="Leave away the random encoder alone: it costs a second pass over the rows."
+    )
     decode: Annotated[Literal["hf", "original"], Parameter(group=PROBE)] = Field(
         "hf", description="How spans become answers: transformers' rule or the original's."
     )
@@ -93,6 +96,11 @@ class ProbeConfig(ReadConfig, DataConfig, JobsConfig, RunConfig):
     def trained(self) -> bool:
         """Whether probes are trained by AdamW rather than solved."""
         return self.solver == "adamw" or (self.solver is None and bool(self.hidden or self.mix or self.online))
+
+    @property
+    def random_encoder(self) -> bool:
+        """Whether the architecture with fresh weights is probed too."""
+        return not (self.no_controls or self.no_random_encoder)
 
     @property
     def rule(self) -> Literal["hf", "original"]:

@@ -117,30 +117,30 @@ def _walk(
 
 def _newton_step(problems: Problems, gradient_AD: Tensor, index_A: Tensor) -> tuple[Tensor, int, int]:
     """Solve H step = gradient for every problem as far as it pays; returns steps, products spent, most iterations."""
-    step_AD = torch.zeros_like(gradient_AD)
-    rest_AD = gradient_AD.clone()
-    ahead_AD = problems.precondition(rest_AD, index_A)
-    way_AD = ahead_AD.clone()
-    power_A = (rest_AD * ahead_AD).sum(1)
-    goal_A, floor_A = power_A * 0.05**2, power_A * 1e-12
-    total_A = torch.zeros_like(power_A)
-    left_A = torch.arange(len(index_A))
+    found_AD = torch.zeros_like(gradient_AD)
+    left_A, rest_AD, step_AD = torch.arange(len(index_A)), gradient_AD, found_AD
+    way_AD = problems.precondition(rest_AD, index_A)
+    power_A = (rest_AD * way_AD).sum(1)
+    goal_A, floor_A, total_A = power_A * 0.05**2, power_A * 1e-12, torch.zeros_like(power_A)
     spent = iterations = 0
     while len(left_A) and iterations < INNER:
         iterations += 1
         spent += len(left_A)
-        way = way_AD[left_A]
-        bent = problems.curved(way, index_A[left_A])
-        length = power_A[left_A] / (way * bent).sum(1).clamp_min(torch.finfo(torch.float32).tiny)
-        step_AD[left_A] += length[:, None] * way
-        rest = rest_AD[left_A] - length[:, None] * bent
-        ahead = problems.precondition(rest, index_A[left_A])
-        power = (rest * ahead).sum(1)
-        way_AD[left_A] = ahead + (power / power_A[left_A].clamp_min(1e-38))[:, None] * way
-        gained = length * power_A[left_A]
-        total_A[left_A] += gained
-        rest_AD[left_A], power_A[left_A] = rest, power
+        bent_AD = problems.curved(way_AD, index_A)
+        length_A = power_A / (way_AD * bent_AD).sum(1).clamp_min(torch.finfo(torch.float32).tiny)
+        step_AD = step_AD + length_A[:, None] * way_AD
+        rest_AD = rest_AD - length_A[:, None] * bent_AD
+        gained_A = length_A * power_A
+        total_A = total_A + gained_A
+        ahead_AD = problems.precondition(rest_AD, index_A)
+        before_A, power_A = power_A, (rest_AD * ahead_AD).sum(1)
+        way_AD = ahead_AD + (power_A / before_A.clamp_min(1e-38))[:, None] * way_AD
         # a small residual is not enough where the preconditioner is too stiff: the model must have stopped falling too
-        falling = iterations * gained > 0.25 * total_A[left_A]
-        left_A = left_A[((power > goal_A[left_A]) | falling) & (power > floor_A[left_A])]
-    return step_AD, spent, iterations
+        falling_A = iterations * gained_A > 0.25 * total_A
+        on_A = ((power_A > goal_A) | falling_A) & (power_A > floor_A)
+        if not bool(on_A.all()):
+            found_AD[left_A[~on_A]] = step_AD[~on_A]
+            left_A, index_A, goal_A, floor_A, total_A = (x[on_A] for x in (left_A, index_A, goal_A, floor_A, total_A))
+            power_A, step_AD, rest_AD, way_AD = (x[on_A] for x in (power_A, step_AD, rest_AD, way_AD))
+    found_AD[left_A] = step_AD
+    return found_AD, spent, iterations

@@ -21,11 +21,11 @@ from budwood.errors import DataError
 from budwood.linalg.newton import minimise
 
 BLOCK = 4096  # rows that are widened to float64 at a time
+HELD = 1 << 24  # most numbers of a matrix of which a float64 and a transposed copy are kept
 STATE = 1 << 26  # most numbers of curvature held at once; more problems go in turns
 CACHE = 1 << 20  # bytes of scores that are worked on at once
-SAMPLE, FINE = 16, 64  # rows per feature that suffice for a preconditioner, and for a fine one
+SAMPLE = 16  # rows per feature that suffice for a preconditioner
 TINY = 1e-14  # chances below it count as none in the curvature
-WHOLE = 1600  # most unknowns of a problem whose Hessian is inverted as one piece
 OWN = 1 << 27  # most numbers of preconditioners of single problems
 
 
@@ -115,7 +115,8 @@ def _solve_turn(x_ND: Tensor, problems: Problems, tolerance: float) -> Solution:
         end = minimise(job, point_PD, tolerance)
         point_PD = end.point_PD
         weight_PKE = point_PD.view(count, problems.vectors, wide)
-        weight_PKD, bias_PK = weight_PKE[..., :-1], weight_PKE[..., -1] - weight_PKE[..., :-1] @ job.mean_D
+        weight_PKD = weight_PKE[..., :-1]
+        bias_PK = weight_PKE[..., -1] - weight_PKD @ job.mean_D
         found.append((weight_PKD.clone(), bias_PK, end.value_P.clone(), end.slope_P, end.converged_P))
     return Solution(*(torch.stack(part) for part in zip(*found)))
 
@@ -123,34 +124,27 @@ def _solve_turn(x_ND: Tensor, problems: Problems, tolerance: float) -> Solution:
 class _Regression:
     """The P problems at one cost each, as `newton.minimise` wants them; a point is [K, E] laid flat."""
 
-    @property
-    def patience(self) -> int:
-        """The finer a preconditioner, the nearer it must be to where it was made."""
-        return self.most if self.whole else 60
-
-    @property
-    def most(self) -> int:
-        """Inner iterations that cost twice as much as a finer preconditioner, by their FLOPs."""
-        vectors, wide = self.problems.vectors, self.width
-        if vectors == 1 or vectors * wide > WHOLE:
-            return 180
-        product = 4 * self.chance_PKN.numel() * wide
-        whole = vectors**2 * FINE * wide**3 + 4 * (vectors * wide) ** 3  # float64 counts double
-        return int(min(180, max(10, 2 * whole / product)))
+    patience, most = 60, 180
 
     def __init__(self, x_ND: Tensor, problems: Problems) -> None:
         self.given_ND, self.problems = x_ND, problems
         zero = torch.zeros(x_ND.shape[1], dtype=torch.float64)
         # a free intercept takes up any shift, and centred columns make the curvature easier to invert
         self.mean_D = zero if problems.penalise_intercept else x_ND.double().mean(0)
-        self.x_NE = F.pad((x_ND - self.mean_D.to(x_ND)).float(), (0, 1), value=1.0)
-        self.width = self.x_NE.shape[1]
+        self.width = x_ND.shape[1] + 1
+        few = len(x_ND) * self.width <= HELD
+        self.exact_NE = self._centred(slice(None), torch.float64) if few else None
+        self.x_NE = self._centred(slice(None), torch.float32)
+        self.x_EN = self.x_NE.T.contiguous() if few else self.x_NE.T
         self.total_P = problems.weight_RN.double().sum(1)[problems.rows_P]
         shape = (len(problems.label_P), problems.vectors, len(x_ND))
         self.chance_PKN = torch.empty(shape, dtype=torch.float32)
         self.group_P = torch.zeros(shape[0], dtype=torch.long)
-        self.whole = False
         self.inverse_GKEE = torch.empty(0)
+
+    def _centred(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        """x_BE: features less their means, and a column of ones for the intercept."""
+        return F.pad(self.given_ND[rows].to(dtype) - self.mean_D.to(dtype), (0, 1), value=1.0)
 
     def set_cost(self, cost_P: Tensor) -> None:
         """Move all problems to these costs."""
@@ -165,7 +159,7 @@ class _Regression:
         label_A, rows_A = self.problems.label_P[index_A], self.problems.rows_P[index_A]
         for first in range(0, len(self.given_ND), BLOCK):
             rows = slice(first, first + BLOCK)
-            x_BE = F.pad(self.given_ND[rows].double() - self.mean_D, (0, 1), value=1.0)
+            x_BE = self._centred(rows, torch.float64) if self.exact_NE is None else self.exact_NE[rows]
             score_AKB = (weight_AKE.flatten(0, 1) @ x_BE.T).view(*weight_AKE.shape[:2], -1)
             y_AB = self.problems.label_YN[label_A, rows]
             r_AB = self.problems.weight_RN[rows_A, rows].double()
@@ -194,14 +188,14 @@ class _Regression:
         every = len(index_A) == len(self.chance_PKN)
         for first in range(0, len(self.x_NE), step := max(BLOCK, CACHE // (4 * way_AKE.shape[0] * way_AKE.shape[1]))):
             rows = slice(first, first + step)  # scores of one block stay in the cache
-            x_BE, share_A1B = self.x_NE[rows], share_AN[:, None, rows]
-            score_AKB = (way_AKE.flatten(0, 1) @ x_BE.T).view(*way_AKE.shape[:2], -1)
+            share_A1B = share_AN[:, None, rows]
+            score_AKB = (way_AKE.flatten(0, 1) @ self.x_EN[:, rows]).view(*way_AKE.shape[:2], -1)
             chance_AKB = self.chance_PKN[:, :, rows] if every else self.chance_PKN[index_A, :, rows]
             if self.problems.vectors == 1:
                 score_AKB.mul_(chance_AKB * (1 - chance_AKB)).mul_(share_A1B)
             else:
                 score_AKB.sub_((chance_AKB * score_AKB).sum(1, keepdim=True)).mul_(chance_AKB).mul_(share_A1B)
-            out_AKE += (score_AKB.flatten(0, 1) @ x_BE).view_as(way_AKE)
+            out_AKE += (score_AKB.flatten(0, 1) @ self.x_NE[rows]).view_as(way_AKE)
         return out_AKE.flatten(1)
 
     def _shares(self, index_A: Tensor) -> Tensor:
@@ -210,13 +204,11 @@ class _Regression:
         return share_AN / self.total_P[index_A, None].float()
 
     def prepare(self, index_A: Tensor, own: bool) -> None:
-        """Invert Hessians: the diagonal blocks of the fullest problem with the same labels.
+        """Invert the Hessians' diagonal blocks, those of the fullest problem with the same labels.
 
-        `own`: that was too coarse; with several classes its whole Hessian is taken, with two every problem's own.
+        `own`: that was too coarse; every problem has its own, if they fit.
         """
-        own = own or self.whole  # at the next cost it would only be found too coarse again
-        self.whole = own and self.problems.vectors > 1 and self.problems.vectors * self.width <= WHOLE
-        if own and not self.whole and len(index_A) * self.problems.vectors * self.width**2 <= OWN:
+        if own and len(index_A) * self.problems.vectors * self.width**2 <= OWN:
             leaders = index_A
             self.group_P[index_A] = torch.arange(len(index_A))
         else:
@@ -227,48 +219,35 @@ class _Regression:
         self.inverse_GKEE = torch.stack([self._inverse(int(p)) for p in leaders])
 
     def _inverse(self, p: int) -> Tensor:
-        """Inverse of one problem's Hessian [1, KE, KE], or of its diagonal blocks [K, E, E] where that is too large.
-
-        A sample of the rows does where there are many.
-        """
+        """Inverses of the diagonal blocks [K, E, E] of one problem's Hessian, of a sample of the rows if many."""
         used_N = torch.nonzero(self.problems.weight_RN[self.problems.rows_P[p]])[:, 0]
-        used = used_N[:: max(1, len(used_N) // ((FINE if self.whole else SAMPLE) * self.width))]
+        used = used_N[:: max(1, len(used_N) // (SAMPLE * self.width))]
         x_ME, chance_KM = self.x_NE[used], self.chance_PKN[p][:, used]
         share_M = self._shares(torch.tensor([p]))[0, used] * (len(used_N) / len(used))
         ridge_E = self.decay_P[p] * self._penalised()
-        vectors, wide = self.problems.vectors, self.width
-        whole_KEKE = torch.zeros(vectors, wide, vectors, wide, dtype=torch.float64) if self.whole else None
-        out = []
-        for k in range(vectors):
-            for j in range(k + 1 if self.whole else 1):
-                other = j if self.whole else k
-                spread_M = chance_KM[k] * (float(other == k) - chance_KM[other]) * share_M
-                block_EE = (x_ME.T @ (x_ME * spread_M[:, None])).double()
-                if whole_KEKE is None:
-                    out.append(_inverted(_ridged(block_EE, ridge_E)))
-                else:
-                    whole_KEKE[k, :, j] = block_EE
-                    whole_KEKE[j, :, k] = block_EE
-        if whole_KEKE is not None:
-            # the same vector added to all classes changes no chance: without a curvature of its own there, rounding
-            # along that direction would be all that a step consists of
-            square = whole_KEKE.view(vectors * wide, -1)
-            shared = square.diagonal().mean() / vectors
-            for e in range(wide):
-                whole_KEKE[:, e, :, e] += shared
-            out = [_inverted(_ridged(square, ridge_E.repeat(vectors)))]
-        return torch.stack(out).float()
+        spread_KM = chance_KM * (1 - chance_KM) * share_M
+        blocks = ((x_ME.T @ (x_ME * spread_M[:, None])).double() for spread_M in spread_KM)
+        return torch.stack([_inverted(_ridged(block_EE, ridge_E)) for block_EE in blocks]).float()
 
     def precondition(self, gradient_AD: Tensor, index_A: Tensor) -> Tensor:
-        """Block-diagonal inverse Hessians times gradients."""
-        blocks = self.inverse_GKEE.shape[1]
-        gradient_AKE = gradient_AD.view(len(index_A), blocks, -1)
-        group_A = self.group_P[index_A]
-        out_AKE = torch.empty_like(gradient_AKE)
-        for group in torch.unique(group_A):
-            mine = group_A == group
-            out_AKE[mine] = torch.einsum("ake,kef->akf", gradient_AKE[mine], self.inverse_GKEE[group])
-        return out_AKE.flatten(1)
+        """Inverse Hessians times gradients, without what is the same for all classes.
+
+        Such a shift changes no chance, so the optimum has none of it; but a block knows only its own class, and the
+        little curvature along the shift would be what most of the iterations are spent on.
+        """
+        vectors = self.problems.vectors
+        gradient_KAE = gradient_AD.view(len(index_A), vectors, self.width).transpose(0, 1)
+        if len(self.inverse_GKEE) == 1:
+            out_KAE = gradient_KAE @ self.inverse_GKEE[0]
+        else:
+            group_A = self.group_P[index_A]
+            out_KAE = torch.empty_like(gradient_KAE)
+            for group in torch.unique(group_A):
+                mine = group_A == group
+                out_KAE[:, mine] = gradient_KAE[:, mine] @ self.inverse_GKEE[group]
+        if vectors > 1:
+            out_KAE = out_KAE - out_KAE.mean(0)
+        return out_KAE.transpose(0, 1).flatten(1)
 
 
 def _loss(score_AKB: Tensor, label_AB: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -78,4 +78,5 @@ def test_the_word_after_a_shared_one_is_found(monkeypatch):
     assert share["planted"] > 0.5 > share["random"] + 0.1 and random.shape == (2, 400)
     whole = words._scores(learned, planted, np.ones((2, learned.width), np.float32))
     monkeypatch.setattr(words, "BLOCK", 7)
-    np.testing.assert_array_equal(words._scores(learned, planted, np.ones((2, learned.width), np.float32)), whole)
+    blocks = words._scores(learned, planted, np.ones((2, learned.width), np.float32))
+    np.testing.assert_allclose(blocks, whole, rtol=1e-6)  # a product of other shape may add up in another order

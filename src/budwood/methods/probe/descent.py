@@ -194,7 +194,7 @@ def train(
             x_LmD = scale(supply(index_B))
             keep_mD = torch.rand(x_LmD.shape[1:], generator=draw) >= plan.dropout  # one draw, whatever is probed
             leaves = {k: v.requires_grad_() for k, v in state.params.items()}
-            loss_GC = losses(logits(leaves, x_LmD * (keep_mD / (1 - plan.dropout))), lesson, index_B)
+            loss_GC = losses(logits(leaves, x_LmD.mul_(keep_mD / (1 - plan.dropout))), lesson, index_B)
             found = torch.autograd.grad(loss_GC.sum(), list(leaves.values()))
             state.params = {k: v.detach() for k, v in leaves.items()}
             grads = dict(zip(leaves, found))

@@ -29,7 +29,7 @@ def probe(cfg: ProbeConfig, models: tuple[ModelRef, ...], task: Task) -> dict[st
         read = open_reading(Ask(ref.text, config_of(cfg), "train", kind), task)
         tables = {id(m.weight) for m in read.loaded.model.modules() if isinstance(m, torch.nn.Embedding)}
         dense = sum(p.numel() for p in read.loaded.model.parameters() if id(p) not in tables)
-        passes = 1 + (not cfg.no_controls and ref is models[0])
+        passes = 1 + (cfg.random_encoder and ref is models[0])
         for split in splits:
             rows = task.rows(split)
             sample = read.encode(rows[:: max(1, len(rows) // SAMPLE)][:SAMPLE])

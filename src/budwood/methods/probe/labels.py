@@ -51,7 +51,7 @@ class Scale:
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         """Standardised states."""
-        return (x_ND - self.mean_D) / self.spread_D
+        return (x_ND - self.mean_D).div_(self.spread_D)
 
     def raw(self, weight_KD: Tensor, bias_K: Tensor) -> tuple[Tensor, Tensor]:
         """The same probe for states that are not standardised."""

@@ -49,7 +49,7 @@ def probe(session: Session) -> dict[str, Any]:
     }
     if cfg.bidaf and first.tune is not None:
         baselines["bidaf"] = bidaf.baseline(session, first.train, first.tune, first.test)
-    if not cfg.no_controls:
+    if cfg.random_encoder:
         blank = sides_of(session, session.models[0], seed_of(cfg.seed, "random encoder") % 2**31)
         baselines["random_encoder"] = [x["score"] for x in _places(session, blank, None)["layers"]]
     outcome.draw(session, results, baselines)
