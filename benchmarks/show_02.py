@@ -110,7 +110,7 @@ def spans() -> None:
     run("finetune", "tiny-bert", "--task", "tiny-qa", "--mode", "span", "--epochs", 12, "--out", tuned, cwd=work)
     found = run("probe", "tiny-bert", tuned, "--task", "tiny-qa", "--out", work / "probe-qa", cwd=work)
     before, after = found["results"]
-    null, blank = found["baselines"]["majority"], found["baselines"]["random_encoder"]
+    null, blank = found["baselines"]["never_answering"], found["baselines"]["random_encoder"]
     # as published: where a threshold is tuned, each layer trades answers for silence by itself
     kinds = ("raw_HasAns_f1", "answered_f1", "HasAns_f1")
     depth, forced, tuned_depth = (

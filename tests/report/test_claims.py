@@ -37,6 +37,14 @@ def test_a_probe_that_reads_nothing_is_not_called_legible(tmp_path: Path) -> Non
     assert "layer 2, has 0.535" in said and "most legible" not in said
 
 
+def test_a_span_probe_is_held_against_silence(tmp_path: Path) -> None:
+    layers = [{"layer": i, "score": s, "low": s - 1, "high": s + 1} for i, s in enumerate((33.3, 51.0))]
+    results = [{"model": "m", "layers": layers, "best_layer": 1}]
+    metrics = {"metric": "f1", "n": 300, "results": results, "baselines": {"never_answering": 33.3}}
+    said = told(made.write_run(tmp_path / "r", "probe", metrics))["claim"]
+    assert "against 33.3 for never answering" in said and "label" not in said
+
+
 def test_layers_that_are_not_told_apart_are_named(tmp_path: Path) -> None:
     assert "No layer of tiny-bert is clearly ahead" in probe_run(tmp_path / "a", [0.70, 0.72, 0.73], 400, 0.045)
     said = probe_run(tmp_path / "b", [0.5, 0.62, 0.80, 0.83], 400, 0.045)

@@ -31,7 +31,9 @@ def layer_map(axes: Any, scores: Mapping[str, Mapping[int, float]], title: str) 
     return {"model": [c[0] for c in cells], "layer": [c[1] for c in cells], "score": [c[2] for c in cells]}
 
 
-def layer_lines(axes: Any, lines: Sequence[dict[str, Any]], flat: dict[str, float], title: str) -> dict[str, list[Any]]:
+def layer_lines(
+    axes: Any, lines: Sequence[dict[str, Any]], flat: dict[str, float], title: str, metric: str = "score"
+) -> dict[str, list[Any]]:
     """One line per model with the band of its resampled fits, and a dashed line per baseline; returns the numbers."""
     table: dict[str, list[Any]] = {"line": [], "layer": [], "score": [], "low": [], "high": []}
     for line in lines:
@@ -48,7 +50,7 @@ def layer_lines(axes: Any, lines: Sequence[dict[str, Any]], flat: dict[str, floa
     for name, value in flat.items():
         axes.axhline(value, linestyle="--", linewidth=1, color="#8a8f99")
         axes.annotate(name, (1.0, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", size=8)
-    axes.set(xlabel="layer (0 = embeddings)", ylabel="score", title=title)
+    axes.set(xlabel="layer (0 = embeddings)", ylabel=metric, title=title)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize=8)
     return table

@@ -150,7 +150,7 @@ def test_trak_explains_what_is_measured(measurement: str, value: Any) -> None:
     phi_N = projected(pairing, pairing.train, gradients.Question(objective.margin), size).double()
     phi_Q = projected(pairing, pairing.queries, gradients.Question(value), size).double()
     gram = phi_N.T @ phi_N
-    p = torch.exp(-torch.from_numpy(gradients.losses(pairing)))
+    p = torch.exp(-torch.from_numpy(gradients.losses(pairing.read, pairing.train)))
     want = phi_Q @ torch.linalg.inv(gram + 1e-3 * gram.trace() / size * torch.eye(size)) @ phi_N.T * (1 - p)
     np.testing.assert_allclose(baseline("trak", [pairing], projection=size), want, rtol=1e-4, atol=1e-6)
 

@@ -102,6 +102,27 @@ def test_an_index_leaves_them_out(broken: Any, scored: Path) -> None:
             ask(asked)
 
 
+@pytest.mark.parametrize("name", ["tracin", "datainf", "trak"])
+def test_gradient_baselines_leave_them_out(broken: Any, tmp_path: Path, name: str) -> None:
+    """As if the rows had never been there; without the flag they are named."""
+    model, common, ids = broken
+    wish = {"strategy": (name,), "scale": "sum", "projection": 64}
+    with pytest.raises(ModelError, match="--skip-nan"):
+        done("score", ScoreConfig(**{**common, "skip_nan": False}, **wish, out=tmp_path / "refused"), model)
+    found = done("score", ScoreConfig(**common, **wish, out=tmp_path / "kept"), model)
+    assert found.metrics["skipped"] == sorted(ids)
+    scores = Scores.open(found.run)
+    gone = np.array([i in ids for i in scores.train_ids])
+    lines = Path(common["train_file"]).read_text().splitlines()
+    few = tmp_path / "few.csv"
+    few.write_text("\n".join(line for line in lines if BROKEN not in line) + "\n")
+    clean = {**common, "train_file": str(few)}
+    want = Scores.open(done("score", ScoreConfig(**clean, **wish, out=tmp_path / "clean"), model).run).whole()
+    got = scores.whole()
+    assert gone.sum() == 3 and not got[:, gone].any()
+    np.testing.assert_allclose(got[:, ~gone], want, rtol=1e-4, atol=1e-6 * np.abs(want).max())
+
+
 def test_a_growing_sample_leaves_them_out(broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they would be the queries that say when the sample is large enough."""
     model, common, ids = broken

@@ -6,6 +6,7 @@ No score by gradients should be shown without BM25 beside it. All are signed lik
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,10 +17,19 @@ from budwood.data.batch import Features, budget_batches
 from budwood.data.task import Row
 from budwood.errors import ConfigError
 from budwood.linalg.retrieval import bm25, tfidf, word_counts
-from budwood.methods.influence.gradients import TOKENS, Pairing, by_row, datainf_scores, dot_scores, trak_scores
+from budwood.methods.influence.gradients import (
+    TOKENS,
+    Pairing,
+    by_row,
+    datainf_scores,
+    dot_scores,
+    losses,
+    trak_scores,
+)
+from budwood.methods.influence.precondition import all_there
 from budwood.methods.influence.queries import encoded
 from budwood.methods.influence.scores import STORED, Desk, Matrix, unit_for
-from budwood.methods.influence.workshop import open_shop, settings_for
+from budwood.methods.influence.workshop import leave_out, open_shop, settings_for
 from budwood.methods.session import Session
 
 __all__ = ["Pairing", "baseline", "label_signs", "write_baselines"]
@@ -52,10 +62,13 @@ def baseline(
     return np.asarray(np.mean(parts, axis=0, dtype=np.float32))
 
 
-def write_baselines(session: Session, desk: Desk, queries: Sequence[Row], wanted: Sequence[str]) -> None:
-    """Put the matrices of these baselines beside the others, scaled and summed as they are."""
+def write_baselines(session: Session, desk: Desk, queries: Sequence[Row], wanted: Sequence[str]) -> set[str]:
+    """Put the matrices of these baselines beside the others, scaled and summed as they are.
+
+    Returns the training rows that were left out.
+    """
     cfg: ScoreConfig = session.cfg
-    sides = [_pairing(session, m, queries) for m in [session.models[0].text, *cfg.checkpoints]]
+    sides = [_pairing(session, m, queries, wanted) for m in [session.models[0].text, *cfg.checkpoints]]
     stored = STORED[cfg.dtype]
     for name in wanted:
         with session.progress.stage(name):
@@ -66,17 +79,29 @@ def write_baselines(session: Session, desk: Desk, queries: Sequence[Row], wanted
             value_QN = value_QN.sum(axis, keepdims=True) if side in cfg.aggregate else value_QN
         matrix = Matrix(name, main=True, dtype=stored, unit=unit_for(value_QN, stored))
         desk.put(matrix, slice(None), slice(None), value_QN)
+    return {i for side in sides for i in side.left_out}
 
 
-def _pairing(session: Session, model: str, queries: Sequence[Row]) -> Pairing:
-    """Both sides as one model reads them; training rows in which it finds nothing have no column anywhere."""
+def _pairing(session: Session, model: str, queries: Sequence[Row], wanted: Sequence[str]) -> Pairing:
+    """Both sides as one model reads them; training rows in which it finds nothing have no column anywhere.
+
+    Where gradients are asked for, rows without a finite loss are refused by name, or left out on demand.
+    """
     cfg: ScoreConfig = session.cfg
     shop = open_shop(settings_for(cfg, model), session.task)
     encoded(shop.read, queries)
     there = set(shop.train.ids)
     train = [r for r in session.task.rows(cfg.train_split) if r.id in there]
     among = frozenset(shop.parameters) if cfg.modules else None
-    return Pairing(shop.read, train, queries, cfg.measurement, cfg.seed, among)
+    pairing = Pairing(shop.read, train, queries, cfg.measurement, cfg.seed, among)
+    if set(wanted) <= set(TEXTUAL):
+        return pairing
+    asked = np.arange(len(pairing.queries))
+    all_there(pairing.queries, asked, asked[np.isfinite(losses(shop.read, pairing.queries))])
+    loss_N = losses(shop.read, pairing.train)
+    if lost := list(dict.fromkeys(pairing.train.ids[n] for n in np.flatnonzero(~np.isfinite(loss_N)))):
+        leave_out(shop, lost)
+    return replace(pairing, left_out=frozenset(lost))
 
 
 def _lexical(kind: Callable[..., np.ndarray]) -> Callable[[Pairing], np.ndarray]:

@@ -20,6 +20,7 @@ from budwood.data.batch import Features, budget_batches, seed_of
 from budwood.data.task import Row
 from budwood.errors import ModelError
 from budwood.methods.influence.precondition import measurement
+from budwood.models.mode import in_mode
 from budwood.models.objective import Objective
 from budwood.models.reading import Reading
 from budwood.params.tree import named
@@ -38,11 +39,12 @@ class Pairing:
     measurement: str = "margin"
     seed: int = 0
     among: frozenset[str] | None = None  # parameters that count; None: all of linear layers
+    left_out: frozenset[str] = frozenset()  # training rows that count for nothing
 
     @cached_property
     def train(self) -> Features:
-        """Encoded training rows."""
-        return self.read.encode(self.train_rows)
+        """Encoded training rows, without those left out: their scores are 0."""
+        return self.read.encode([r for r in self.train_rows if r.id not in self.left_out])
 
     @cached_property
     def queries(self) -> Features:
@@ -96,12 +98,12 @@ def gradient_rows(
         yield index, {n: g.flatten(1) for n, g in grads.items()}
 
 
-def losses(pairing: Pairing) -> np.ndarray:
-    """loss_N of every training feature."""
-    model, objective, feed = pairing.read.loaded.model, pairing.read.objective, pairing.read.feed(pairing.train)
-    out = np.zeros(len(pairing.train), np.float64)
-    with torch.no_grad():
-        for index in budget_batches(pairing.train.lengths_N, TOKENS):
+def losses(read: Reading, features: Features) -> np.ndarray:
+    """loss_N of every feature."""
+    model, objective, feed = read.loaded.model, read.objective, read.feed(features)
+    out = np.zeros(len(features), np.float64)
+    with torch.no_grad(), in_mode(model, training=False):
+        for index in budget_batches(features.lengths_N, TOKENS):
             batch = feed(index, 0)
             out[index] = objective.loss(objective.logits(model, batch), objective.targets(batch)).double().cpu().numpy()
     return out
@@ -206,7 +208,7 @@ def trak_scores(pairing: Pairing, size: int) -> np.ndarray:
     objective: Objective = pairing.read.objective
     phi_NK = projected(pairing, pairing.train, Question(objective.margin), size).double()
     phi_QK = -projected(pairing, pairing.queries, pairing.query_question, size).double()
-    weight_N = 1 - torch.exp(-torch.from_numpy(losses(pairing)))
+    weight_N = 1 - torch.exp(-torch.from_numpy(losses(pairing.read, pairing.train)))
     # a projection wider than the data has no inverse: a thousandth of the mean eigenvalue stands in for what is missing
     ridge = float(1e-3 * phi_NK.square().sum() / size) or 1e-30
     if size <= len(phi_NK):

@@ -142,8 +142,8 @@ def write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row])
     with writing_scores(session.run.file("scores"), query_ids, columns, facts, tokens) as desk:
         with session.progress.stage("save"):
             agreement = _matrices(desk, outcomes, cfg, scale)
-        _baselines(session, desk, queries, cfg)
-    told = {**facts, "queries": len(queries), "train": len(train_ids), "n": len(train_ids)}
+        lost = _baselines(session, desk, queries, cfg) | set(facts.get("skipped", ()))
+    told = {**facts, "queries": len(queries), "train": len(train_ids), "n": len(train_ids), "skipped": sorted(lost)}
     told |= {"strategies": list(cfg.strategy), "agreement": agreement}
     session.progress.say(f"scores: {SIGN}; {facts['scale']}.")
     for name, agreed in agreement.items():
@@ -201,14 +201,14 @@ def _mean(parts: Sequence[np.ndarray], scale: float) -> np.ndarray:
     return total * (scale / len(parts))
 
 
-def _baselines(session: Session, desk: Desk, queries: Sequence[Row], cfg: ScoreConfig) -> None:
-    """Baselines among the strategies."""
+def _baselines(session: Session, desk: Desk, queries: Sequence[Row], cfg: ScoreConfig) -> set[str]:
+    """Baselines among the strategies; returns the training rows that they left out."""
     wanted = [s for s in cfg.strategy if s in BASELINES]
     if not wanted:
-        return
+        return set()
     from budwood.methods.influence.baselines import write_baselines
 
-    write_baselines(session, desk, queries, wanted)
+    return write_baselines(session, desk, queries, wanted)
 
 
 def _matrix(setting: Setting, group: str, cfg: ScoreConfig, used: dict[str, Any], value: np.ndarray) -> Matrix:

@@ -217,15 +217,15 @@ def sweep(
                         keep = i + 1 < len(asked)
                         stream(io, value_B.sum(), lambda w, s, i=i: use(i, shop.by_weight[w], s), keep)  # type: ignore[misc]
                     return index
-            _refuse(shop, list(dict.fromkeys(batch.ids[b] for b in np.flatnonzero(~fine_B))))
+            leave_out(shop, list(dict.fromkeys(batch.ids[b] for b in np.flatnonzero(~fine_B))))
             index = index[fine_B]
             if not len(index):
                 return index
             batch = feed(index, 0)
 
 
-def _refuse(shop: Shop, ids: list[str]) -> None:
-    """Stop at rows without a finite loss, unless they are to be skipped."""
+def leave_out(shop: Shop, ids: list[str]) -> None:
+    """Leave rows without a finite loss out, or stop at them where that was not asked for."""
     if not shop.cfg.skip_nan:
         shown = ", ".join(f"'{i}'" for i in ids[:5])
         raise ModelError(

@@ -156,7 +156,8 @@ def draw(session: Session, results: list[dict[str, Any]], baselines: dict[str, A
         lines.append({"name": "random encoder", "layer": numbers, "score": baselines["random_encoder"]})
     flat = {k.replace("_", " "): v for k, v in baselines.items() if isinstance(v, float)}
     with drawing() as axes:
-        drawn = layer_lines(axes, lines, flat, f"{task}: score by layer")
+        metric = "F1" if session.task.kind == "span" else session.task.metric.replace("_", " ")
+        drawn = layer_lines(axes, lines, flat, f"{task}: {metric} by layer", metric)
         save(axes.figure, session.run.file("figures", "layers"), drawn)
     if session.cfg.compare:
         one, two = (_by_layer(r) for r in results)

@@ -42,7 +42,7 @@ def probe(session: Session) -> dict[str, Any]:
         outcome.keep_index(session, ref, homes, sides.train.stored)
     assert first is not None
     baselines: dict[str, Any] = {
-        "majority": score.majority(task, first.train, first.test),
+        "never_answering" if task.kind == "span" else "majority": score.majority(task, first.train, first.test),
         "bag_of_words": words.baseline(first.train, first.tune, first.test, cfg)
         if first.tune is not None
         else score.bag_of_words(task, first.train, first.test),

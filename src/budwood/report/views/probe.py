@@ -10,6 +10,7 @@ from budwood.report.texts import Texts, rows_of
 from budwood.report.views.chance import apart, half, ranged
 from budwood.report.views.words import LOWER_IS_BETTER, layer_name, listed, number
 
+TRIVIAL = {"majority": "always naming the commonest label", "never_answering": "never answering"}
 KEYS = ("layer", "score", "low", "high", "selectivity", "control", "compression", "mdl", "n", "sd")
 
 
@@ -39,7 +40,7 @@ def claim(room: Room, models: list[dict[str, Any]]) -> str:
         return "This probe run has no layers to show yet."
     lines = room.metrics.get("baselines") or {}
     n, metric = room.metrics.get("n"), str(room.metrics.get("metric"))
-    said = [standing(m, lines.get("majority"), room.task, n, metric) for m in models[:2]]
+    said = [standing(m, lines, room.task, n, metric) for m in models[:2]]
     plain = {
         "counting words alone": lines.get("bag_of_words"),
         "a random encoder": _best(lines.get("random_encoder"), metric),
@@ -54,7 +55,7 @@ def _best(scores: Any, metric: str) -> float | None:
     return pick((x for x in scores if isinstance(x, int | float)), default=None) if isinstance(scores, list) else None
 
 
-def standing(model: dict[str, Any], majority: Any, task: str, n: Any, metric: str = "accuracy") -> str:
+def standing(model: dict[str, Any], lines: dict[str, Any], task: str, n: Any, metric: str = "accuracy") -> str:
     """One sentence on a model: the layer that stands for it, and whether that is above the trivial answer and others.
 
     The layer was chosen on other rows; where another one is clearly better on these, that one is told of.
@@ -68,15 +69,15 @@ def standing(model: dict[str, Any], majority: Any, task: str, n: Any, metric: st
     best = next((x for x in scored if x["layer"] == model.get("best_layer")), top)
     best = best if apart(top, best, n, metric) is False else top
     word = "the best" if best["score"] == top["score"] else "the one chosen on other rows"
-    plain = isinstance(majority, int | float)
+    trivial = next((k for k in TRIVIAL if isinstance(lines.get(k), int | float)), None)
     wide = half(best, n, metric)
-    if plain and wide is not None and (-1 if down else 1) * (best["score"] - majority) <= wide:
+    if trivial and wide is not None and (-1 if down else 1) * (best["score"] - lines[trivial]) <= wide:
         return (
-            f"No layer of {model['model']} reads {task} clearly better than always naming the commonest label "
-            f"({number(majority)}): {word}, {layer_name(best['layer'])}, has {ranged(best)}."
+            f"No layer of {model['model']} reads {task} clearly better than {TRIVIAL[trivial]} "
+            f"({number(lines[trivial])}): {word}, {layer_name(best['layer'])}, has {ranged(best)}."
         )
     close = [x for x in scored if x is not best and apart(x, best, n, metric) is False]
-    against = f", against {number(majority)} for always naming the commonest label" if plain else ""
+    against = f", against {number(lines[trivial])} for {TRIVIAL[trivial]}" if trivial else ""
     if close and len(close) == len(scored) - 1:
         return (
             f"No layer of {model['model']} is clearly ahead of the others in reading {task}: {word}, "

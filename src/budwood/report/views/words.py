@@ -11,6 +11,7 @@ LOWER_IS_BETTER = frozenset({"lm_loss", "loss", "rmsle", "rmse", "mse", "msle", 
 
 BASELINES = {  # what a score is read against, in one word each everywhere
     "majority": "commonest label",
+    "never_answering": "never answering",
     "bag_of_words": "bag of words",
     "fine_tuned": "fine-tuned",
     "finetuned": "fine-tuned",

@@ -52,7 +52,7 @@ function linesSpec(d, run) {
   const controls = d.models.filter((m) => m.layers.some(sameScale));
   for (const m of controls.slice(0, 2)) series.push({ name: `${m.model}: control task`, quiet: true, points: m.layers.map((l) => ({ x: l.layer, y: l.control ?? (typeof l.selectivity === "number" ? l.score - l.selectivity : null) })) });
   if (Array.isArray(d.baselines.random_encoder)) series.push({ name: "random encoder", quiet: true, points: d.baselines.random_encoder.map((y, i) => ({ x: d.models[0]?.layers[i]?.layer ?? i, y: typeof y === "object" && y ? y.score : y })) });
-  const rules = ["majority", "bag_of_words"].map((k) => ({ name: metricName(k), y: d.baselines[k] }));
+  const rules = ["majority", "never_answering", "bag_of_words"].map((k) => ({ name: metricName(k), y: d.baselines[k] }));
   return {
     name: `${run.name}-lines`, title: capital(`${metricName(d.metric)} from the embeddings to the last layer`), height: 300, note: "Bands are intervals over seeds or rows. Flat lines and the random encoder: what needs no knowledge of the language.",
     draw: (w, say) => lines(w, { series, rules, height: 300, x: { label: "layer", text: layerName, ticks: layersOf(d) }, y: { label: metricTitle(d.metric) }, name: "Score by layer" }, say),
