@@ -189,9 +189,11 @@ def forward_pass(task: str, rows: int, states: str = "cls") -> list[Ratio]:
         whole = load_task(plain)
         read = open_reading(Ask(model, {**data, "data_dir": [str(SHARED / "data")]}, "train", states), whole)
 
+        tuning = ("validation",) if whole.kind == "span" and whole.reported != "validation" else ()
+
         def bare() -> None:
             with torch.inference_mode():
-                for split in ("train", whole.reported):
+                for split in dict.fromkeys(("train", *tuning, whole.reported)):
                     encoded = read.encode(whole.rows(split))
                     feed = read.feed(encoded)
                     for index in budget_batches(encoded.lengths_N):

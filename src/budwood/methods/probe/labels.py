@@ -46,8 +46,9 @@ class Scale:
     @classmethod
     def of(cls, x_ND: Tensor) -> Scale:
         """Mean and spread of every feature; a feature that never moves is left alone."""
-        spread_D = x_ND.std(0, correction=0)
-        return cls(x_ND.mean(0), torch.where(spread_D > 1e-7 * spread_D.max().clamp_min(1e-30), spread_D, 1.0))
+        mean_D = x_ND.mean(0)
+        spread_D = (x_ND - mean_D).square_().mean(0).sqrt()  # several times faster than std
+        return cls(mean_D, torch.where(spread_D > 1e-7 * spread_D.max().clamp_min(1e-30), spread_D, 1.0))
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         """Standardised states."""

@@ -72,12 +72,22 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
     def chosen(pair: list[int], asked_2W: np.ndarray) -> tuple[Tensor, int, int]:
         """Start and end vectors for two rows of `gold_YW` at the cost with the lowest loss on the tuning rows.
 
-        With the number of that cost, and how many fits have not converged.
+        With the number of that cost, and how many fits have not converged. Costs rise until the loss has risen twice
+        in a row: what follows overfits more and more, and takes longest.
         """
-        path = Choices(starts_W, gold_YW, one_W, np.array(pair), np.zeros(2, int), costs[:, None].repeat(2, 1))
-        solved = solve_choices(x_MD, path, NEAR)
-        best = int(_loss(solved.weight_SPD, tuned_MD, tune_starts_W, asked_2W).argmin())
-        return solved.weight_SPD[best], best, int((~solved.converged_SP).sum())
+        found: list[Tensor] = []
+        losses: list[float] = []
+        unconverged = 0
+        for cost in costs:
+            one = Choices(starts_W, gold_YW, one_W, np.array(pair), np.zeros(2, int), np.full((1, 2), cost))
+            solved = solve_choices(x_MD, one, NEAR, found[-1] if found else None)
+            found.append(solved.weight_SPD[0])
+            losses.append(float(_loss(solved.weight_SPD, tuned_MD, tune_starts_W, asked_2W)[0]))
+            unconverged += int((~solved.converged_SP).sum())
+            if len(losses) > 2 and losses[-3] < losses[-2] < losses[-1]:
+                break
+        best = int(np.argmin(losses))
+        return found[best], best, unconverged
 
     near_2D, best, unconverged = chosen([0, 1], gold(tune.stored.encoded))
     last = Choices(starts_W, gold_YW, one_W, np.array([0, 1]), np.zeros(2, int), np.full((1, 2), costs[best]))
