@@ -48,7 +48,8 @@ class Scale:
         """Mean and spread of every feature; a feature that never moves is left alone."""
         mean_D = x_ND.mean(0)
         spread_D = (x_ND - mean_D).square_().mean(0).sqrt()  # several times faster than std
-        return cls(mean_D, torch.where(spread_D > 1e-7 * spread_D.max().clamp_min(1e-30), spread_D, 1.0))
+        noise_D = 1e-6 * mean_D.abs() + 1e-7 * spread_D.max() + 1e-30  # of a constant, by rounding
+        return cls(mean_D, torch.where(spread_D > noise_D, spread_D, 1.0))
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         """Standardised states."""
