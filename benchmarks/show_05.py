@@ -236,7 +236,7 @@ def sample() -> None:
     del exact
     found = [Scores.open(work / f"{name}-{rows}").whole() for name in ("exact", "auto")]
     at_least("--fit-rows auto, Spearman with exact mode", float(spearman_by_row(*found).mean()), 0.98)
-    cost = {n: json.loads((work / f"{n}-{rows}" / "cost.json").read_text())["seconds"] for n in ("exact", "auto")}
+    cost = {n: json.loads((work / f"{n}-{rows}" / "cost.json").read_text())["cpu_seconds"] for n in ("exact", "auto")}
     other = theirs(str(MINILM), "sst2", "kronfluence-padded")
     used = f"factors from {auto['fit_rows']:,} rows; exact mode {cost['exact']:.0f} s"
     if "error" in other:

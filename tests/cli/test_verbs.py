@@ -31,7 +31,7 @@ KEYS = {
     "ece",
     "loss",
 }
-COSTS = {"seconds", "phase_seconds", "peak_rss_mb", "run"}
+COSTS = {"seconds", "cpu_seconds", "phase_seconds", "peak_rss_mb", "run"}
 
 
 def test_finetune_then_nothing_then_refusal(budwood: Any, settings: list[str]) -> None:

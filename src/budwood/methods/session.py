@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -86,7 +87,7 @@ def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
             return Result(path, read_json(path / "metrics.json"), read_json(path / "cost.json"), fresh=False)
         progress = Progress(style_for(cfg.progress), path / "progress.jsonl")
         _machine(cfg, run)
-        began = time.perf_counter()
+        began = _Clock()
         with _refusals(run):
             found = method(Session(verb, cfg, models, task, run, progress))
         metrics = _plain({**_common(verb, cfg, models, task), **found})
@@ -227,9 +228,19 @@ def _machine(cfg: Any, run: Run) -> None:
     )
 
 
-def _cost(began: float, progress: Progress, path: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Clock:
+    """A moment, on the wall and by the processor; workers count once they have ended."""
+
+    wall: float = field(default_factory=time.perf_counter)
+    processor: float = field(default_factory=lambda: sum(os.times()[:4]))
+
+
+def _cost(began: _Clock, progress: Progress, path: Path) -> dict[str, Any]:
+    now = _Clock()
     return {
-        "seconds": round(time.perf_counter() - began, 3),
+        "seconds": round(now.wall - began.wall, 3),
+        "cpu_seconds": round(now.processor - began.processor, 2),
         "phase_seconds": {k: round(v, 3) for k, v in progress.seconds.items()},
         "peak_rss_mb": round(peak_mb(), 1),
         "run": str(path.resolve()),
@@ -262,7 +273,7 @@ def _per_seed(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
         run = _opened(path, verb, cfg, settings, facts)
         if status_of(path) == "done":
             return Result(path, read_json(path / "metrics.json"), read_json(path / "cost.json"), fresh=False)
-        began = time.perf_counter()
+        began = _Clock()
         child = lambda s: cfg.model_copy(update={"seed": s, "seeds": (), "out": path / "seeds" / str(s)})  # noqa: E731
         with _refusals(run):
             children = [carry_out(verb, child(s), own(s), method, task) for s in cfg.seeds]
