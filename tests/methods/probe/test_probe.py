@@ -312,6 +312,18 @@ def test_shifting_all_scores_of_a_window_changes_nothing():
     np.testing.assert_allclose(log_chances(moved, starts), log_chances(score, starts), atol=1e-12)
 
 
+def test_description_length_does_not_see_empty_features():
+    """With more features than rows the fits are made in the span of the rows: the same code, to rounding."""
+    draw = torch.Generator().manual_seed(2)
+    x_ND = torch.randn(300, 5, generator=draw)
+    y_N = (x_ND[:, 0] + 0.5 * torch.randn(300, generator=draw) > 0).long().numpy()
+    turn_DD = torch.linalg.qr(torch.randn(120, 120, generator=draw))[0]
+    wide_ND = torch.nn.functional.pad(x_ND, (0, 115)) @ turn_DD
+    cfg = ProbeConfig(task="tiny-topic")
+    few, many = (code_length(x, y_N, np.arange(300), cfg, 2) for x in (x_ND, wide_ND))
+    assert 100 < few < 300 and many == pytest.approx(few, rel=1e-5)
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 def test_description_length_tells_random_labels_from_easy_ones(classes):
     rng = np.random.default_rng(0)

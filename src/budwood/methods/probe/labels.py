@@ -112,9 +112,12 @@ def code_length(x_ND: Tensor, label_N: np.ndarray, document_N: np.ndarray, cfg: 
     zero = torch.zeros(1, dtype=torch.long)
 
     def learn(known: int, following: int) -> np.ndarray:
+        near_ND = x_ND[:following]
+        if known < x_ND.shape[1]:  # weights lie in the span of the rows, which has fewer dimensions than the features
+            near_ND = near_ND @ torch.linalg.qr(near_ND[:known].T)[0]
         problems = Problems(y_N[None, :known], torch.ones(1, known), zero, zero, costs, classes, True)
-        found = solve(x_ND[:known], problems, 1e-6)
-        logits_SNK = found.logits(x_ND[known:following], [(s, 0) for s in range(len(costs))]).double()
+        found = solve(near_ND[:known], problems, 1e-6)
+        logits_SNK = found.logits(near_ND[known:], [(s, 0) for s in range(len(costs))]).double()
         gold = y_N[known:following].expand(len(costs), -1)[..., None]
         return -logits_SNK.log_softmax(2).gather(2, gold)[..., 0].numpy() / np.log(2)
 
