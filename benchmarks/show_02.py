@@ -118,10 +118,10 @@ def spans() -> None:
     )
     last, first = after["layers"][-1]["score"], before["layers"][-1]["score"]
     rises = "HasAns F1 rises with depth: Spearman >= 0.9"
-    show.bar(f"{rises}, no tuned threshold", depth >= 0.9, f"{depth:.3f} {by_layer(after, kinds[0])}")
+    show.bar(f"{rises}, no tuned threshold", depth >= 0.9 - TIE, f"{depth:.3f} {by_layer(after, kinds[0])}")
     show.bar(
         f"{rises}, threshold tuned in each layer",
-        tuned_depth >= 0.9,
+        tuned_depth >= 0.9 - TIE,
         f"{tuned_depth:.3f}; always answered {forced:.3f}",
     )
     raw, own = after["layers"][-1]["raw_f1"], after["head_raw_f1"]
