@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -17,11 +17,13 @@ import numpy as np
 from show import BUDWOOD, ROOT, Show, run
 
 show = Show()
-work = Path(tempfile.mkdtemp(prefix="budwood-show-"))
+work = ROOT / "runs" / "show-06"
+work.mkdir(parents=True, exist_ok=True)
 FAST = "--fast" in sys.argv
-TASK = "tiny-entail"
+PLANTED = work / "planted"  # tiny-sentiment with one label in ten flipped
+TASK = PLANTED / "noisy" / "task.yaml"
 SIDES = {"train": "train", "queries": "query"}  # kronfluence_scores.py's word for a side, ours
-RECIPE = ("--limit", 512, "--epochs", 4, "--batch-size", 32, "--lr", 5e-4, "--threads", 1)
+RECIPE = ("--epochs", 6, "--batch-size", 32, "--lr", 5e-4, "--threads", 1)
 
 
 def tests(name: str, *words: str) -> None:
@@ -64,7 +66,8 @@ def engines() -> None:
         return
     tests("Ray: same files, worker, node and driver lost", "tests/engine/test_ray.py")
     began = time.perf_counter()
-    env = {**os.environ, "RAY_ADDRESS": "10.255.255.1:6379"}
+    hole = socket.create_server(("127.0.0.1", 0))  # takes calls and never says a word
+    env = {**os.environ, "RAY_ADDRESS": f"127.0.0.1:{hole.getsockname()[1]}"}
     words = [
         *BUDWOOD,
         "fisher",
@@ -80,8 +83,10 @@ def engines() -> None:
     ]
     done = subprocess.run(words, cwd=work, env=env, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - began
+    hole.close()
     good = done.returncode == 2 and "RAY_ADDRESS" in done.stderr
-    show.bar("Ray address unreachable: answer within 10 s", good and seconds <= 10, f"{seconds:.1f} s")
+    said = "" if good else f", {done.stderr.strip()[-160:]}"
+    show.bar("Ray address that does not answer: told within 10 s", good and seconds <= 10, f"{seconds:.1f} s{said}")
 
 
 def speed() -> None:
@@ -96,7 +101,7 @@ def peer_scores() -> Path | None:
     """A run of kronfluence's own scores of the first model, if it is installed here or in BUDWOOD_PEER_PYTHON."""
     import budwood as bw
 
-    data, place = bw.task(TASK), work / "scored-0" / "scores"
+    data, place = bw.task(str(TASK)), work / "scored-0" / "scores"
     known = {r.id: [r.text, r.pair, r.label] for split in data.splits.values() for r in split}
     rows = {k: [known[i] for i in json.loads((place / f"{n}_ids.json").read_text())] for k, n in SIDES.items()}
     file, out, brought = work / "rows.json", work / "kronfluence.safetensors", work / "scored-kronfluence"
@@ -107,8 +112,7 @@ def peer_scores() -> Path | None:
     if done.returncode:
         show.bar("kronfluence's own scores", None, done.stderr.strip()[-160:])
         return None
-    task = ("--task", TASK, "--limit", 512, "--data-seed", 0)
-    run("influence", "import", out, *task, "--name", "kronfluence", "--out", brought, cwd=work)
+    run("influence", "import", out, "--task", TASK, "--name", "kronfluence", "--out", brought, cwd=work)
     return brought
 
 
@@ -123,9 +127,8 @@ def quality() -> None:
         if seed == 0:
             good = 0.75 <= made["accuracy"] <= 0.97
             show.bar("base accuracy between .75 and .97", good, f"{made['accuracy']:.3f}")
-        words = ("--task", TASK, "--limit", 512, "--data-seed", 0, "--queries", 64, "--strategy", "ekfac,identity")
-        kron = ("--damping", "auto,1e-8") if seed == 0 else ()
-        run("influence", "score", tuned, *words, *kron, "--threads", 1, "--out", work / f"scored-{seed}", cwd=work)
+        words = ("--task", TASK, "--queries", 64, "--strategy", "ekfac,identity")
+        run("influence", "score", tuned, *words, "--threads", 1, "--out", work / f"scored-{seed}", cwd=work)
         scored.append(str(work / f"scored-{seed}"))
     peer = peer_scores()
     judged = ",".join([scored[0], *([str(peer)] if peer else [])])
@@ -168,8 +171,8 @@ def removal() -> None:
 
 
 def mislabel() -> None:
-    words = ("--task", "tiny-sentiment", *RECIPE, "--flip", 0.1, "--workers", 2)
-    found = run("validate", "mislabel", "tiny-bert", *words, cwd=work)["results"]
+    words = ("--task", "tiny-sentiment", "--limit", 1024, *RECIPE, "--flip", 0.1, "--workers", 2)
+    found = run("validate", "mislabel", "tiny-bert", *words, "--out", PLANTED, cwd=work)["results"]
     best = next(r for r in found if r["scores"] == "self:ekfac")
     text = "; ".join(f"{r['scores']} AUC {r['auc']:.3f}, top 20 % {r['found_in_top_20']:.2f}" for r in found)
     show.bar(
@@ -189,7 +192,7 @@ if __name__ == "__main__":
     show.section("engines", engines)
     if not FAST:
         show.section("speed", speed)
+        show.section("mislabel", mislabel)  # makes the task of the next two
         show.section("quality", quality)
         show.section("removal", removal)
-        show.section("mislabel", mislabel)
     show.end()

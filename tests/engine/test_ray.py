@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -88,6 +89,20 @@ def test_an_address_without_a_cluster_answers_at_once(
     with pytest.raises(ConfigError, match="RAY_ADDRESS"):
         engine.reachable(address)
     assert time.monotonic() - began < 10
+
+
+def test_a_listener_that_never_speaks_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "PATIENCE", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{hole.getsockname()[1]}")
+        with pytest.raises(ConfigError, match=r"No Ray cluster answers .*timed out"):
+            engine.answering()
+
+
+def test_a_real_cluster_answers_the_greeting(standing: None) -> None:
+    import ray
+
+    engine.reachable(ray.get_runtime_context().gcs_address)
 
 
 DRIVER = """

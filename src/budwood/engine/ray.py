@@ -7,6 +7,7 @@ same command does the rest. Every node must see the output directory; the first 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import socket
 import sys
@@ -22,6 +23,7 @@ from budwood.errors import ConfigError
 PATIENCE = 5.0  # seconds a cluster may take to answer, and a written file to be seen over the network
 QUEUE = 300.0  # seconds a cluster may take to find room for the first, tiny job
 STARTS = 4  # tries to start one
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # HTTP/2, and settings: none
 
 
 def run_jobs(
@@ -83,13 +85,9 @@ def _work(where: tuple[str, list[str]], function: str, arguments: dict[str, Any]
 @contextlib.contextmanager
 def cluster(workers: int) -> Iterator[None]:
     """A connection: kept if there is one, else made here and closed at the end. Nothing is reported to anyone."""
-    try:
-        import ray
-    except ImportError as e:
-        raise ConfigError(
-            "--engine ray needs Ray, which is not installed. Install it with `pip install 'budwood[ray]'`, or use "
-            "--engine local."
-        ) from e
+    _installed()
+    import ray
+
     if ray.is_initialized():
         yield
         return
@@ -98,8 +96,7 @@ def cluster(workers: int) -> Iterator[None]:
     address = os.environ.get("RAY_ADDRESS")
     quiet = {"logging_level": "ERROR", "log_to_driver": False, "configure_logging": True}
     if address and address != "local":
-        if address != "auto":  # a cluster that was started on this machine
-            reachable(address)
+        answering()
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
@@ -110,6 +107,22 @@ def cluster(workers: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def answering() -> None:
+    """Refuse, within seconds and without importing Ray, what cannot work: no Ray here, or no cluster at its address."""
+    _installed()
+    address = os.environ.get("RAY_ADDRESS", "local")
+    if address not in ("local", "auto"):  # auto: a cluster that was started on this machine
+        reachable(address)
+
+
+def _installed() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            "--engine ray needs Ray, which is not installed. Install it with `pip install 'budwood[ray]'`, or use "
+            "--engine local."
+        )
 
 
 def _start(workers: int, quiet: dict[str, Any]) -> None:
@@ -133,14 +146,18 @@ def _start(workers: int, quiet: dict[str, Any]) -> None:
 
 
 def reachable(address: str) -> None:
-    """Answer within seconds whether anything listens there; Ray itself would wait for minutes."""
+    """Answer within seconds whether a server of Ray's kind listens there; Ray itself would wait for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(
             f"RAY_ADDRESS is '{address}', which is no HOST:PORT. Unset it to use a cluster of this machine."
         )
     try:
-        socket.create_connection((host, int(port)), PATIENCE).close()
+        with socket.create_connection((host, int(port)), PATIENCE) as line:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":  # else nothing is said before the keys are exchanged
+                line.sendall(GREETING)
+                if not line.recv(1):
+                    raise ConnectionError("what listens there hangs up")
     except OSError as e:
         raise _unreachable(address, e.strerror or str(e)) from e
 

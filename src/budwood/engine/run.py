@@ -36,6 +36,14 @@ class Where:
     retries: int = 3
 
 
+def answering(wish: Wish) -> None:
+    """Refuse an engine that is not there before anything heavy is loaded for it."""
+    if wish.engine == "ray":
+        from budwood.engine import ray
+
+        ray.answering()
+
+
 @contextlib.contextmanager
 def standing(wish: Wish) -> Iterator[Crew | None]:
     """Workers that stay for all lists of jobs of the block: to be given to `run_all`. On Ray the cluster stays."""

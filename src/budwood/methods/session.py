@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from budwood.config.data import DataConfig
-from budwood.config.run import NEUTRAL, RunConfig
+from budwood.config.run import NEUTRAL, JobsConfig, RunConfig
 from budwood.data.source import load_task, resolve_task, sampled
 from budwood.data.task import Task
+from budwood.engine.run import answering
 from budwood.errors import BudwoodError, ConfigError
 from budwood.methods.result import Result
 from budwood.models.reference import ModelRef, resolve
@@ -86,9 +87,11 @@ def carry_out(verb: str, cfg: Any, references: Sequence[str], method: Method, ta
         if status_of(path) == "done":
             return Result(path, read_json(path / "metrics.json"), read_json(path / "cost.json"), fresh=False)
         progress = Progress(style_for(cfg.progress), path / "progress.jsonl")
-        _machine(cfg, run)
         began = _Clock()
         with _refusals(run):
+            if isinstance(cfg, JobsConfig):
+                answering(cfg)
+            _machine(cfg, run)
             found = method(Session(verb, cfg, models, task, run, progress))
         metrics = _plain({**_common(verb, cfg, models, task), **found})
         cost = _cost(began, progress, path)
