@@ -12,7 +12,7 @@ from torch import nn
 
 from budwood.capture.coverage import cover
 from budwood.capture.gradients import Question, per_example_grads
-from budwood.capture.stream import PEEK, Sides
+from budwood.capture.stream import PEEK, Map, Sides
 from budwood.config.influence import FitConfig
 from budwood.errors import ConfigError, ModelError
 from budwood.linalg.kron import EigenError, eigenbasis, gram_, inverse, mirrored, reliability, rotate_first, square_sum_
@@ -21,10 +21,10 @@ from budwood.methods.influence.coordinates import Kept, coordinates_of
 from budwood.methods.influence.evidence import SHARES, weigh
 from budwood.methods.influence.factors import Factors, Setting, settings_of
 from budwood.methods.influence.itself import self_influence
-from budwood.methods.influence.moments import covariances, second_moments
+from budwood.methods.influence.moments import covariances, second_moments, with_one
 from budwood.methods.influence.pairs import OnDisk, Resident
 from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
-from budwood.methods.influence.workshop import memory_budget, shop_of
+from budwood.methods.influence.workshop import memory_budget, shop_of, sweep
 from tests.cases import case
 from tests.methods.influence.toys import ALL, dense_scores, fit, gradients, reading_of, scores, toy
 from tests.oracles import relative_error
@@ -101,6 +101,27 @@ def test_covariances_and_their_counts() -> None:
     parts = [covariances(shop, np.array(i)) for i in ([0, 3], [5], [1, 2, 4])]
     for key, value in sums.items():
         assert relative_error(sum(p[key] for p in parts), value) < EXACT
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "gpt2"])
+def test_inputs_of_an_exact_fit_count_by_their_output_gradients(family: str) -> None:
+    """Against a loop over labels, rows, maps and positions, each at its chance."""
+    c, shop = toy(family, fisher="exact")
+    sums = covariances(shop, np.arange(6))
+    want = {k: torch.zeros_like(v) for k, v in sums.items() if k.startswith(("A/", "nA/"))}
+    for k in range(3):
+
+        def use(_: int, m: Map, s: Sides, k: int = k) -> None:
+            for a_I, g_O in zip(with_one(s.a_BTI, m)[0], s.g_BTO[0]):
+                want[f"A/{m.source}"] += g_O @ g_O * torch.outer(a_I, a_I)  # noqa: B023
+                want[f"nA/{m.source}"] += g_O @ g_O  # noqa: B023
+
+        for n in range(6):
+            chance = c.objective.logits(c.model, c.batch([n])).softmax(1)[0, k].item()
+            root = Question(value=lambda z, t, k=k, w=chance**0.5: w * z.log_softmax(1)[:, k])
+            sweep(shop, shop.train, np.array([n]), lambda batch, root=root: (root,), use)
+    for key, value in want.items():
+        assert relative_error(sums[key], value) < 1e-11, key
 
 
 def test_exact_labels_equal_enumeration(tmp_path: Path) -> None:

@@ -69,17 +69,17 @@ class Net(nn.Module):
         return type("Out", (), {"logits": self.classifier(x if self.inner is None else torch.tanh(self.inner(x)))})()
 
 
-def around(model: nn.Module, regression: bool) -> tuple[Case, Shop]:
+def around(model: nn.Module, regression: bool, classes: int = 3) -> tuple[Case, Shop]:
     """A case and a shop of rows of one word; labels follow a rule with noise."""
     rng = np.random.default_rng(0)
     x = model.features.weight.numpy()  # type: ignore[union-attr,operator]
-    noisy = x[:, :3] + 0.7 * rng.normal(size=(len(x), 3))
+    noisy = x[:, :classes] + 0.7 * rng.normal(size=(len(x), classes))
     labels = noisy[:, 0].tolist() if regression else noisy.argmax(1).tolist()
     every = Features.from_lists(
         [str(i) for i in range(len(x))], {"input_ids": [[i] for i in range(len(x))]}, {"label": labels}
     )
     objective = Head(regression=regression)
-    read = reading_of(model.double(), objective, () if regression else ("a", "b", "c"))
+    read = reading_of(model.double(), objective, () if regression else ("a", "b", "c")[:classes])
     if regression:
         read = replace(read, task=Task("toy", "regression", {"train": (Row("r"),)}))
     shop = shop_of(read, every, FitConfig(task="toy", fisher="exact", strategy=ALL))
@@ -114,15 +114,15 @@ def exact_scores(c: Case, shop: Shop, damping: float) -> np.ndarray:
     return (asked @ torch.linalg.solve(whole + damping * torch.eye(len(whole)).double(), train.T)).numpy()
 
 
-@pytest.mark.parametrize("kind", ["regression", "even chances"])
+@pytest.mark.parametrize("kind", ["regression", "even chances", "two classes"])
 @pytest.mark.parametrize("damping", [1e-4, 1e-2, 1.0])
 def test_one_layer_at_one_position_is_exact(kind: str, damping: float, tmp_path: Path) -> None:
-    """Where the loss bends alike for every row, the curvature of one layer is a Kronecker product."""
-    model = Net(5, 0, 1 if kind == "regression" else 3)
+    """Where the loss bends alike for every row, or along one direction, a layer's curvature is a Kronecker product."""
+    model = Net(5, 0, {"regression": 1, "even chances": 3, "two classes": 2}[kind])
     if kind == "even chances":
         for p in model.classifier.parameters():
             nn.init.zeros_(p)
-    c, shop = around(model, kind == "regression")
+    c, shop = around(model, kind == "regression", 2 if kind == "two classes" else 3)
     settings = [Setting("kfac", f"{damping:g}"), Setting("ekfac", f"{damping:g}")]
     got = scores(shop, fit(shop, tmp_path, np.arange(ROWS)), settings, QUERIES)[:, :, :ROWS]
     want = exact_scores(c, shop, damping)

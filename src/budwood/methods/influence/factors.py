@@ -205,6 +205,9 @@ def merged(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def means(total: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Covariances divided by their numbers of positions; `total` is emptied on the way, so that not both are held."""
+    """Covariances divided by their weights; `total` is emptied on the way, so that not both are held.
+
+    A map that no gradient reaches has no weight and stays zero.
+    """
     keys = [k for k in total if not k.startswith(("nA/", "nG/"))]
-    return {k: (total.pop(k) / total[f"n{k}"].clamp_min(1)).to(dtype) for k in keys}
+    return {k: (total.pop(k) / (total[f"n{k}"] if total[f"n{k}"] > 0 else 1.0)).to(dtype) for k in keys}

@@ -32,7 +32,7 @@ from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settin
 from budwood.methods.session import Session
 from budwood.models.reading import Reading
 from budwood.params import tree
-from budwood.store.files import write_text
+from budwood.store.files import write_text, writing
 from budwood.store.progress import Progress
 
 HERE = "budwood.methods.influence.fit"
@@ -109,33 +109,43 @@ def fitted(bench: Bench) -> Factors:
 
         factors = grown(bench)
     else:
-        factors = fitted_on(bench, rows if wish == "all" else min(rows, int(wish)), [])
+        factors = fitted_on(bench, rows if wish == "all" else min(rows, int(wish)))
     shutil.rmtree(bench.path / "parts", ignore_errors=True)  # only now are they worth nothing
     return factors
 
 
-def fitted_on(bench: Bench, count: int, growth: Sequence[dict[str, Any]], place: Path | None = None) -> Factors:
-    """Factors from the first `count` rows of the seeded order, written to `place` (default: the bench's)."""
+def fitted_on(
+    bench: Bench, count: int, growth: Sequence[int] = (), place: Path | None = None, settled: int | None = None
+) -> Factors:
+    """Factors from the first `count` rows of the seeded order, written to `place` (default: the bench's).
+
+    `growth`: smaller samples that were fitted before, beside `place`: their sums are added to. From `settled` rows on
+    the eigenbases are those of that sample, so that second moments are sums that grow as covariances do.
+    """
     place = place or bench.path
     if (place / "factors.json").exists():
         return Factors.open(place)
     shop, strategies = bench.shop, set(bench.shop.cfg.strategy)
-    ranges = _ranges(count, growth)
+    turned = min(count, settled or count)
+    home = place if turned == count else place.parent / str(turned)  # of the eigenbases
     evidence: dict[str, Any] = {}
     if strategies & {"kfac", "ekfac"}:
-        by_half = _covariance(bench, place, ranges)
-        _eigen(bench, place)
+        by_half = _covariance(bench, home, _ranges(turned, growth))
+        _eigen(bench, home)
+        if home != place:
+            _copied(home, place, ("covariance", "eigen"))
         if "kfac" in strategies:
             halves = (made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half)
             evidence |= of_covariances(halves, Factors(place, shop.maps, {}).bases, shop.maps)
     if strategies & {"ekfac", "diagonal"} or ("kfac" in strategies and any(m.diagonal for m in shop.maps)):
-        evidence |= _moments(bench, place, count)
+        ends = [n for n in growth if turned <= n]
+        evidence |= _moments(bench, place, home, _ranges(count, ends))
     facts = {
         "rows": len(shop.train),
         "fit_rows": count,
         "strategies": sorted(strategies),
         "evidence": evidence,
-        "growth": list(growth),
+        "growth": [],
         "skipped": sorted(shop.skipped),
         **identity(shop),
     }
@@ -178,9 +188,20 @@ def _wording(read: Reading, cfg: FitConfig) -> dict[str, Any]:
     return found
 
 
-def _ranges(count: int, growth: Sequence[dict[str, Any]]) -> list[tuple[int, int]]:
-    """The sample as pieces of the seeded order: those that earlier, smaller samples already summed, and the rest."""
-    ends = [g["rows"] for g in growth if g["rows"] < count] + [count]
+def _copied(source: Path, place: Path, names: Sequence[str]) -> None:
+    for file in (f"{n}.safetensors" for n in names):
+        if (source / file).exists() and not (place / file).exists():
+            with writing(place / file) as part:
+                shutil.copyfile(source / file, part)
+
+
+def _ranges(count: int, growth: Sequence[int]) -> list[tuple[int, int]]:
+    """The sample as pieces of the seeded order: those that smaller samples already summed, and the rest.
+
+    >>> _ranges(8, [2, 4, 8])
+    [(0, 2), (2, 4), (4, 8)]
+    """
+    ends = [n for n in growth if n < count] + [count]
     return list(zip([0, *ends[:-1]], ends))
 
 
@@ -251,20 +272,19 @@ def eigen_part(arguments: dict[str, Any], part: Path) -> None:
     save_file(made.decompose({k: covariance[k] for k in mine}), part)
 
 
-def _moments(bench: Bench, place: Path, count: int) -> dict[str, Any]:
-    pieces = shards(bench.shop, 0, count)
-    jobs = [
-        Job(
-            f"{HERE}:moment_shard",
-            {**bench.settings, "factors": str(place), "last": count, "shard": i},
-            place / "parts" / f"moments-{i:05d}.safetensors",
-        )
-        for i in range(len(pieces))
-    ]
+def _moments(bench: Bench, place: Path, home: Path, ranges: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """The second moments at `place`, in the eigenbases at `home`, where their sums are kept; returns the evidence."""
+    halves_of, jobs = [], []
+    for a, b in ranges:
+        for i, (half, _) in enumerate(shards(bench.shop, a, b)):
+            asked = {**bench.settings, "factors": str(home), "first": a, "last": b, "shard": i}
+            part = home / "parts" / f"moments-{a}-{b}-{i:05d}.safetensors"
+            jobs.append(Job(f"{HERE}:moment_shard", asked, part))
+            halves_of.append(half)
     with bench.progress.stage("moments", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, bench.wish, lambda job: bar.advance(1))
         _bases.cache_clear()
-        by_half = [[j for j, (h, _) in zip(jobs, pieces) if h == half] for half in (0, 1)]
+        by_half = [[j for j, h in zip(jobs, halves_of) if h == half] for half in (0, 1)]
         halves = [made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half]
         rows = [max(1, _noted(mine, bench.shop)) for mine in by_half]
     evidence = of_moments(halves, rows, bench.shop.cfg.strategy)
@@ -286,7 +306,7 @@ def _noted(jobs: Sequence[Job], shop: Shop) -> int:
 def moment_shard(arguments: dict[str, Any], part: Path) -> None:
     """Job: second-moment sums of one shard of rows."""
     shop = open_shop(arguments)
-    _, order = shards(shop, 0, arguments["last"])[arguments["shard"]]
+    _, order = shards(shop, arguments["first"], arguments["last"])[arguments["shard"]]
     strategies = set(shop.cfg.strategy)
     place = Path(arguments["factors"])
     bases = _bases(place, shop.maps, Factors(place, shop.maps, {}).stamp) if "ekfac" in strategies else None

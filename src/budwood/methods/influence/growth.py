@@ -1,4 +1,8 @@
-"""How many rows factors need: the sample doubles until the ranking of calibration scores stops changing."""
+"""How many rows factors need: the sample doubles until the ranking of calibration scores stops changing.
+
+Eigenbases are those of the first BASES rows at most: second moments are right in any basis, and in one that stays they
+are sums, so that every row of a larger sample is passed through the model once.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from budwood.methods.influence.precondition import Work, measurement, preconditi
 from budwood.methods.influence.workshop import Shop, sweep
 
 FIRST, AGREE = 256, 0.99
+BASES = 2048  # rows from which eigenbases are made at most
 QUERIES, ROWS = 16, 192  # of the calibration
 
 
@@ -27,7 +32,8 @@ def grown(bench: Bench) -> Factors:
     steps: list[dict[str, Any]] = []
     before: np.ndarray | None = None
     while True:
-        factors = fitted_on(bench, size, steps, bench.path / "growth" / str(size))
+        before_it = [step["rows"] for step in steps]
+        factors = fitted_on(bench, size, before_it, bench.path / "growth" / str(size), BASES)
         now = _calibration(bench.shop, factors)
         agreement = None if before is None else float(spearman_by_row(before, now).mean())
         steps.append({"rows": size, "spearman": agreement})

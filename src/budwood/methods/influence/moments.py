@@ -77,8 +77,14 @@ class Turner:
 
 
 def covariances(shop: Shop, order: np.ndarray) -> dict[str, Tensor]:
-    """Sums over the rows at `order`: "A/source", "G/map" and their numbers of positions, "nA/source", "nG/map"."""
-    like = shop.like
+    """Sums over the rows at `order`: "A/source", "G/map" and what to divide them by, "nA/source", "nG/map".
+
+    With exact labels an input counts as much as the squared length of the gradients at its outputs: a position that the
+    loss does not depend on has no part in the curvature, however often it occurs. (Of a linear model of two classes the
+    curvature then is the product of both sides, no approximation.) Other labels keep to the plain mean over positions,
+    as other tools have it.
+    """
+    like, weighted = shop.like, shop.labels == "exact"
     out: dict[str, Tensor] = {}
     for m in shop.maps:
         if m.diagonal:
@@ -92,13 +98,16 @@ def covariances(shop: Shop, order: np.ndarray) -> dict[str, Tensor]:
     def use(question: int, m: Map, s: Sides) -> None:
         if m.diagonal:
             return
+        g_BTO, a_BTI = s.live()
         if question == 0:
             count = int(s.mask_BT.sum()) if s.mask_BT is not None else s.a_BTI.shape[0] * s.a_BTI.shape[1]
             out[f"nG/{m.name}"] += count
-            if m.source == m.name:
+            if m.source == m.name and not weighted:
                 out[f"nA/{m.name}"] += count
                 _add_inputs(out[f"A/{m.name}"], m, s)
-        gram_(out[f"G/{m.name}"], s.live()[0].reshape(-1, m.out))
+        if weighted:
+            out[f"nA/{m.source}"] += _add_weighted(out[f"A/{m.source}"], m, g_BTO, a_BTI)
+        gram_(out[f"G/{m.name}"], g_BTO.reshape(-1, m.out))
 
     for index in shop.batches(shop.train, order, tokens=tokens_within(shop, of_fit(shop))):
         sweep(shop, shop.train, index, lambda batch: _ask(shop, batch), use)
@@ -114,6 +123,18 @@ def _add_inputs(total_II: Tensor, m: Map, s: Sides) -> None:
     if m.bias is not None:
         total_II[: m.into, -1] += x_RI.sum(0)
         total_II[-1, -1] += len(x_RI)
+
+
+def _add_weighted(total_II: Tensor, m: Map, g_BTO: Tensor, a_BTI: Tensor) -> Tensor:
+    """Add the covariance of inputs, each times the squared length of its output gradient; returns the sum of those."""
+    length_R1 = torch.linalg.vector_norm(g_BTO.reshape(-1, m.out), dim=1, keepdim=True)
+    x_RI = a_BTI.reshape(-1, m.into) * length_R1
+    gram_(total_II[: m.into, : m.into], x_RI)
+    weight = length_R1.square().sum()
+    if m.bias is not None:
+        total_II[: m.into, -1] += (length_R1.T @ x_RI)[0]
+        total_II[-1, -1] += weight
+    return weight.double()
 
 
 def second_moments(
