@@ -97,9 +97,7 @@ def speed() -> None:
     rates, parts = json.dumps(found["retrains_per_hour"]), json.dumps(found["one_retrain_s"])
     machine, core = found["machine_over_trainer"], found["one_over_trainer"]
     show.bar("retrains per hour of this machine >= 2 x a loop over HF Trainer", machine >= 2, f"{machine}: {rates}")
-    show.bar(
-        "the same of one core, one thread each, >= 2 x", core >= 2, f"{core}; {json.dumps(found['one_retrain_s'])}"
-    )
+    show.bar("the same of one core, one thread each, >= 2 x", core >= 2, f"{core}; {parts}")
 
 
 def peer_scores() -> Path | None:
