@@ -80,6 +80,18 @@ def test_a_cluster_without_room_is_not_waited_for(
     assert not list(tmp_path.iterdir())
 
 
+def test_jobs_get_what_is_set_aside_for_them(standing: None, tmp_path: Path) -> None:
+    engine.run_jobs(jobs(tmp_path, 2), 2, resources={"cpus": 2, "memory": 1e6})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0.txt", "1.txt"]
+
+
+@pytest.mark.parametrize("asked,said", [({"gpus": 1}, r"GPU 1 \(most of a node: 0\)"), ({"bricks": 2}, "bricks 2")])
+def test_what_no_node_has_is_refused_at_once(asked: Any, said: str, standing: None, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        engine.run_jobs(jobs(tmp_path), resources=asked)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nonsense"])
 def test_an_address_without_a_cluster_answers_at_once(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import budwood as bw
 from budwood.capture.features import Ask, store
+from budwood.config.run import JobsConfig, resources_of
 from budwood.engine import local, ray
 from budwood.engine.jobs import Job, JobError
 from budwood.engine.run import Where, run_all
@@ -21,9 +23,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Functions of the jobs that the Ray engine was given; they run here."""
     seen: list[str] = []
 
-    def pretended(jobs: Sequence[Job], workers: int, *more: Any) -> None:
+    def pretended(jobs: Sequence[Job], workers: int, retries: int, finished: Any, resources: Any) -> None:
         seen.extend(sorted({job.function for job in jobs}))
-        local.run_jobs(jobs, 1, *more)
+        local.run_jobs(jobs, 1, retries, finished)
 
     monkeypatch.setattr(ray, "run_jobs", pretended)
     monkeypatch.setenv("BUDWOOD_CACHE", str(tmp_path / "cache"))
@@ -38,7 +40,7 @@ def test_linear(asked: list[str]) -> None:
 
 
 def test_features(asked: list[str]) -> None:
-    store(Ask("tiny-bert", {"task": "tiny-topic", "limit": 10}, "train", "cls"), engine="ray")
+    store(Ask("tiny-bert", {"task": "tiny-topic", "limit": 10}, "train", "cls"), where=Where("ray"))
     assert asked == ["budwood.capture.features:shard"]
 
 
@@ -50,6 +52,21 @@ def test_inject(asked: list[str], tmp_path: Path) -> None:
     few: dict[str, Any] = {"max_steps": 1, "keep_steps": 1, "limit_eval": 8, "keep_rows": 8, "batch_size": 4}
     bw.inject("m", "new.csv", keep="old.csv", retain="none", engine="ray", threads=1, out="kept", **few)
     assert set(asked) == {"budwood.studies.inject:work"}
+
+
+@pytest.mark.parametrize("wish", ["gpus", "gpus=none", "memory=much", "=2", "gpus=0"])
+def test_odd_resources_are_refused(wish: str) -> None:
+    with pytest.raises(ValidationError, match="NAME=AMOUNT"):
+        JobsConfig(engine="ray", resources=(wish,))
+
+
+def test_resources_are_rays() -> None:
+    assert resources_of(JobsConfig(engine="ray", resources=("cpus=2,memory=1MB",)).resources) == {
+        "cpus": 2,
+        "memory": 1e6,
+    }
+    with pytest.raises(ValidationError, match="--resources is for --engine ray"):
+        JobsConfig(resources=("gpus=1",))
 
 
 def test_lost_workers_are_replaced_as_often_as_allowed(tmp_path: Path) -> None:

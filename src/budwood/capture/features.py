@@ -29,7 +29,7 @@ from budwood.data.opened import Key
 from budwood.data.source import load_task
 from budwood.data.task import Task
 from budwood.engine.jobs import Job
-from budwood.engine.run import Where, run_all
+from budwood.engine.run import Where, Wish, run_all
 from budwood.errors import DataError, ModelError
 from budwood.models.identity import model_hash
 from budwood.models.load import load, random_weights
@@ -41,6 +41,7 @@ from budwood.store.files import cache_dir, canonical, digest, write_json
 
 FeatureKind = Literal["token", "target", "allowed", "cls", "last", "mean", "mask", "mlm-cls", "mlm-mask"]
 TOKENS = 2048  # padded tokens of a batch
+HERE = Where()
 SHARD = 2048  # rows of a file: what is lost when a run is killed
 PEAK = 1024.0  # largest stored |value|: far from float16's limits on both sides
 FORMAT = 1
@@ -171,10 +172,9 @@ def key_of(read: Reading, rows_digest: str, ask: Ask) -> str:
 def store(
     ask: Ask,
     task: Task | None = None,
-    workers: int = 1,
+    where: Wish = HERE,
     started: Callable[[int, int], Callable[[int], None]] = lambda total, done: lambda n: None,
     most_bytes: float = math.inf,
-    engine: str = "local",
 ) -> Stored:
     """The features asked for: read from disk where they were made before, else made, shard by shard.
 
@@ -195,7 +195,7 @@ def store(
         for i in range(count)
     ]
     advance = started(len(plan.encoded), sum(SHARD for j in jobs if j.done))
-    run_all(jobs, Where(engine, workers), lambda job: advance(SHARD))
+    run_all(jobs, where, lambda job: advance(SHARD))
     about = {"model": ask.model, "split": ask.split, "kind": ask.kind, "layers": plan.layers}
     if not (plan.directory / "about.json").exists():
         write_json(plan.directory / "about.json", about)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from cyclopts import Group, Parameter
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from budwood.config.base import Config
 
@@ -88,7 +89,7 @@ NEUTRAL = frozenset(
             "test_file",
             "trust_remote_code",
         ),
-        *("eval_batch_size", "engine", "workers", "retries", "parallel", "feature_budget"),
+        *("eval_batch_size", "engine", "workers", "retries", "resources", "parallel", "feature_budget"),
     }
 )
 
@@ -103,3 +104,52 @@ class JobsConfig(Config):
     retries: Annotated[int, Parameter(group=RUNNING)] = Field(
         3, ge=0, description="Times a job is tried again when its worker is lost."
     )
+    resources: Annotated[tuple[str, ...], Parameter(group=RUNNING, negative="")] = Field(
+        (),
+        description="What Ray sets aside for each job, e.g. gpus=0.5,memory=4GB; cpus is 1, other names are the "
+        "cluster's own.",
+    )
+
+    @model_validator(mode="after")
+    def _jobs(self) -> Self:
+        if self.resources and self.engine != "ray":
+            raise ValueError("--resources is for --engine ray; jobs on this machine share it as they are")
+        resources_of(self.resources)
+        return self
+
+
+def resources_of(wish: Sequence[str]) -> dict[str, float]:
+    """Amounts by name, memory in bytes.
+
+    >>> resources_of(["gpus=0.5", "memory=4GB"])
+    {'gpus': 0.5, 'memory': 4000000000}
+    """
+    found: dict[str, float] = {}
+    for text in wish:
+        name, _, amount = text.partition("=")
+        value = bytes_of(amount) if name == "memory" else _number(amount)
+        if not name or not value:
+            raise ValueError(f"--resources was given '{text}'; it takes NAME=AMOUNT, such as gpus=0.5 or memory=4GB")
+        found[name] = value
+    return found
+
+
+def bytes_of(text: str) -> int | None:
+    """A size in bytes; None where it is none.
+
+    >>> bytes_of("1.5GB"), bytes_of("800"), bytes_of("much")
+    (1500000000, 800, None)
+    """
+    units = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+    text = text.strip().lower()
+    unit = units.get(text[-2:], 0)
+    value = _number(text[:-2] if unit else text)
+    return int(value * (unit or 1)) if value else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None

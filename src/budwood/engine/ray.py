@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,26 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 
 
 def run_jobs(
-    jobs: Sequence[Job], workers: int = 1, retries: int = 3, finished: Callable[[Job], None] = lambda job: None
+    jobs: Sequence[Job],
+    workers: int = 1,
+    retries: int = 3,
+    finished: Callable[[Job], None] = lambda job: None,
+    resources: Mapping[str, float] | None = None,
 ) -> None:
-    """Bring every job's file into being on Ray; files that exist are kept. The files are those of the local engine."""
+    """Bring every job's file into being on Ray; files that exist are kept. The files are those of the local engine.
+
+    `resources`: amounts of "cpus" (1), "gpus", "memory" in bytes and the cluster's own that each job is given.
+    """
     todo = missing(jobs)
     if not todo:
         return
     with cluster(workers):
         import ray
 
+        needs = _needs(resources or {})
+        _check_room(needs)
         _check_storage(todo[0].output.parent)
-        remote = ray.remote(num_cpus=1, max_retries=retries, max_calls=0)(_work)
+        remote = ray.remote(max_retries=retries, max_calls=0, **needs)(_work)
         where = (str(Path.cwd()), [p for p in sys.path if p])
         waiting = list(todo)
         running: dict[Any, Job] = {}
@@ -50,6 +59,29 @@ def run_jobs(
                 job = running.pop(reference)
                 _settle(reference, job, retries)
                 finished(job)
+
+
+def _needs(resources: Mapping[str, float]) -> dict[str, Any]:
+    """Resources in Ray's own words.
+
+    >>> _needs({"gpus": 0.5, "fast_disk": 1})
+    {'num_cpus': 1, 'num_gpus': 0.5, 'memory': 0, 'resources': {'fast_disk': 1}}
+    """
+    own = {k: v for k, v in resources.items() if k not in ("cpus", "gpus", "memory")}
+    known = {"num_cpus": resources.get("cpus", 1), "num_gpus": resources.get("gpus", 0)}
+    return {**known, "memory": resources.get("memory", 0), "resources": own}
+
+
+def _check_room(needs: Mapping[str, Any]) -> None:
+    """Refuse what no node of the cluster has: Ray would wait for such a node for ever."""
+    import ray
+
+    asked = {"CPU": needs["num_cpus"], "GPU": needs["num_gpus"], "memory": needs["memory"], **needs["resources"]}
+    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    if not any(all(node.get(k, 0) >= v for k, v in asked.items()) for node in nodes):
+        most = {k: max((node.get(k, 0) for node in nodes), default=0) for k, v in asked.items() if v}
+        told = ", ".join(f"{k} {asked[k]:g} (most of a node: {v:g})" for k, v in most.items())
+        raise ConfigError(f"No node of the Ray cluster has what --resources asks for each job: {told}. Ask for less.")
 
 
 def _settle(reference: Any, job: Job, retries: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from budwood.config.run import resources_of
 from budwood.engine.jobs import Job
 from budwood.engine.local import Crew, run_jobs
 
@@ -26,6 +27,10 @@ class Wish(Protocol):
     def retries(self) -> int:
         """Times a job whose worker was lost is tried again."""
 
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """What Ray sets aside for each job."""
+
 
 @dataclass(frozen=True)
 class Where:
@@ -34,6 +39,7 @@ class Where:
     engine: str = "local"
     workers: int = 1
     retries: int = 3
+    resources: tuple[str, ...] = ()
 
 
 def answering(wish: Wish) -> None:
@@ -66,6 +72,6 @@ def run_all(
     if wish.engine == "ray":
         from budwood.engine.ray import run_jobs as run_on_ray
 
-        run_on_ray(jobs, wish.workers, wish.retries, finished)
+        run_on_ray(jobs, wish.workers, wish.retries, finished, resources_of(wish.resources))
     else:
         run_jobs(jobs, wish.workers, wish.retries, finished, crew)

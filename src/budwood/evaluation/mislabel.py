@@ -144,6 +144,8 @@ def _itself(session: Session, sheet: Path, tuned: Path) -> dict[str, np.ndarray]
         progress=cfg.progress,
         engine=cfg.engine,
         workers=cfg.workers,
+        retries=cfg.retries,
+        resources=cfg.resources,
         offline=True,
     )
     run = carry_out("influence self", own, [str(tuned)], itself).run

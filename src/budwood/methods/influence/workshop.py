@@ -20,6 +20,7 @@ from budwood.capture.questions import Labels, labels_for
 from budwood.capture.stream import Map, Sides, maps_of, stream
 from budwood.capture.uses import layout_of, linear_io
 from budwood.config.influence import STRATEGIES, FitConfig
+from budwood.config.run import bytes_of
 from budwood.data.batch import Batch, Features, budget_batches
 from budwood.data.opened import Key
 from budwood.data.source import load_task
@@ -246,13 +247,7 @@ def memory_budget(wish: str | None) -> int:
         import os
 
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    units = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
-    text = wish.strip().lower()
-    unit = units.get(text[-2:], 0)
-    try:
-        value = float(text[:-2] if unit else text) * (unit or 1)
-    except ValueError:
-        value = 0.0
-    if value <= 0:
+    value = bytes_of(wish)
+    if value is None:
         raise ConfigError(f"--max-memory was given '{wish}'. Give a size such as 800MB or 2GB.")
-    return int(value)
+    return value

@@ -86,7 +86,7 @@ def side(session: Session, ref: ModelRef, split: str, random: int | None = None)
         if cfg.online:
             stored = planned(ask, session.task)
         else:
-            stored = store(ask, session.task, cfg.workers, most_bytes=1e9 * cfg.feature_budget, engine=cfg.engine)
+            stored = store(ask, session.task, cfg, most_bytes=1e9 * cfg.feature_budget)
     return dressed(stored, session.task, split, cfg.seed)
 
 
