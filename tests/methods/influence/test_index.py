@@ -180,6 +180,19 @@ def test_products_of_four_bits_are_refused() -> None:
         IndexConfig(task="t", entry="products", bits=4)
 
 
+def test_a_question_to_products(tuned: Path, budwood: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811
+    words = ["influence", "query", tuned, "--entry", "products", "--calibration", 6, *COMMON, "--json"]
+    words += ["--text", "w9 w7 w12", "--exact", 3, "--out", tmp_path / "i"]
+    code, out, err = budwood(*words, "--coordinates", "10")
+    assert code == 2 and "an entry 10 numbers, and outer products of this model need" in err
+    code, out, err = budwood(*words, "--coordinates", "10%")
+    assert code == 0, err
+    found = json.loads(out)
+    assert len(found["top"]) == 5 and found["note"].startswith("the 3 best and worst rows were scored again")
+    told = json.loads((tmp_path / "i" / "metrics.json").read_text())
+    assert told["entry"] == "products" and told["bits"] == 16 and 0.5 < told["share_of_energy"] <= 1
+
+
 def test_wrong_shares_are_refused() -> None:
     for text in ("0", "-3", "3x", "101%"):
         with pytest.raises(ConfigError, match="--coordinates was given"):

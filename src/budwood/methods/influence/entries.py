@@ -22,6 +22,7 @@ from torch import Tensor
 from budwood.capture.gradients import Question
 from budwood.capture.stream import Map
 from budwood.data.batch import Features
+from budwood.errors import ConfigError
 from budwood.methods.influence.coordinates import ROWS, weights_of
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.memory import of_products, rows_within
@@ -45,6 +46,16 @@ def calibrated(calibration: int, count: int) -> int:
     (64, 10)
     """
     return min(calibration, count // (SHARE * PER_QUERY))
+
+
+def enough(maps: Sequence[Map], count: int) -> None:
+    """Refuse entries that would not hold an outer product of every map, even one at a time."""
+    least = max(SHARE * PER_QUERY, 2 * max(m.out + m.columns for m in maps))
+    if count < least:
+        raise ConfigError(
+            f"--coordinates gives an entry {count:,} numbers, and outer products of this model need {least:,} at the "
+            "least. Give more, or --entry coordinates."
+        )
 
 
 @dataclass(frozen=True)
@@ -145,10 +156,8 @@ def products_shard(arguments: dict[str, Any], part: Path) -> None:
     def add(_: int, m: Map, took: np.ndarray, score_BC: Tensor) -> None:
         score_CB[:, [place[int(n)] for n in took]] += score_BC.T.double()
 
-    if len(own.features):
-        Meeting(shop, own.ready, own.blocks(Path(arguments["queries"])), len(own.features), add)(
-            shop.train, order, own.most
-        )
+    meeting = Meeting(shop, own.ready, own.blocks(Path(arguments["queries"])), len(own.features), add)
+    meeting(shop.train, order, own.most)
     skipped = [i for i in (shop.train.ids[n] for n in order) if i in shop.skipped]
     tree.save(part, {**found, "norms": norm_B, "full": score_CB.float()}, {"skipped": skipped, "share": share})
 
@@ -165,10 +174,9 @@ def gather(place: Path, parts: Sequence[tuple[Path, np.ndarray]], queries: Path,
     for path, piece in parts:
         full_CN[:, piece] = tree.load(path)[0]["full"].numpy()
     table = Products.open(place, rows + count)
-    found = [table.scores(own.asked(Path(arguments["queries"]), c)).double() for c in range(count)]
-    score_CX = torch.stack(found) if found else torch.zeros(0, rows)
+    score_CX = torch.stack([table.scores(own.asked(Path(arguments["queries"]), c)).double() for c in range(count)])
     gram_CC = score_CX[:, rows:]
-    ridge = RIDGE * float(gram_CC.diagonal().mean()) if count else 0.0
+    ridge = max(RIDGE * float(gram_CC.diagonal().mean()), 1e-30)
     left_CN = torch.from_numpy(full_CN).double() - score_CX[:, :rows]
     rest_CN = torch.linalg.solve(gram_CC + ridge * torch.eye(count, dtype=torch.float64), left_CN)
     np.save(place / "rest.npy", rest_CN.float().numpy(), allow_pickle=False)

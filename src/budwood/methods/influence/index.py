@@ -69,6 +69,7 @@ def index(session: Session) -> dict[str, Any]:
     count = kept_of(cfg, parameters)
     need = of_index(shop, count, cfg.number_bits)
     if cfg.entry == "products":
+        entries.enough(shop.maps, count)
         need = of_products(shop, count, entries.calibrated(cfg.calibration, count))
     rows_within(shop, need, coords.ROWS)  # too little memory is said before anything is done
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
