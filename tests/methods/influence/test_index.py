@@ -119,7 +119,7 @@ def test_products_rank_held_out_queries_better_than_as_many_coordinates(place: P
     per_row = np.bincount(
         np.concatenate([index.products.small[f"row/{n}"] for n in index.products.shapes]),
         np.concatenate(
-            [np.full(len(index.products.small[f"row/{n}"]), o + i) for n, (o, i) in index.products.shapes.items()]
+            [np.full(len(index.products.small[f"row/{n}"]), o + i + 4) for n, (o, i) in index.products.shapes.items()]
         ),
     )
     assert per_row[: len(shop.train)].max() + 2 * len(index.rest_CN) <= 0.03 * parameters + 1

@@ -35,6 +35,7 @@ from budwood.params import tree
 
 CACHED = 1 << 18  # numbers turned to float32 at a time: they are used while still in cache
 EVERY = 1 << 62  # numbers: all products are kept
+BESIDE = 4  # 16-bit numbers of a product besides its two vectors: strength and row
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def products_of(
 def strongest(found: Mapping[str, Found], numbers: int) -> dict[str, Tensor]:
     """keep_BR of every map: the products of every row that hold most of it per number, while `numbers` last."""
     strength_BX = torch.cat([strength_BR for _, strength_BR, _ in found.values()], 1)
-    cost_X = torch.cat([torch.full(s.shape[1:], left.shape[2] + right.shape[2]) for left, s, right in found.values()])
+    costs = [torch.full(s.shape[1:], left.shape[2] + right.shape[2] + BESIDE) for left, s, right in found.values()]
+    cost_X = torch.cat(costs)
     order_BX = (strength_BX.square() / cost_X).argsort(dim=1, descending=True, stable=True)
     fits_BX = cost_X[order_BX].cumsum(1) <= numbers
     keep_BX = torch.zeros_like(fits_BX).scatter_(1, order_BX, fits_BX) & (strength_BX > 0)
