@@ -270,10 +270,12 @@ def index() -> None:
             *("--model", MINILM, "--task", "rte", "--data-dir", GLUE, "--rows", rows, "--coordinates", "65536"),
             *("--fit-rows", rows // 4, "--epochs", 0.1 if SMALL else 1, "--bits", 16),
         ),
-        lambda: measured("--rows", rows, "--coordinates", "3%,10%", "--bits", 16, *few),
+        lambda: measured("--rows", rows, "--coordinates", "3%,10%", "--entry", "products", *few),
     )
     for found, bar in zip(wide["results"], (0.95, 0.995)):
-        at_least(f"tiny-entail, {found['share']:.1%} of coordinates, 16 bits, Spearman", found["spearman"], bar)
+        more = f" (worst {found['worst']:.3f}, top 10 {found['top10']:.2f}, {found['ms_beyond_backward']:.1f} ms)"
+        said = f"tiny-entail, products of {found['share']:.1%} as many numbers, 16 bits, Spearman"
+        at_least(said, found["spearman"], bar, more)
     for found, bar in zip(tiny["results"], (0.95, 0.995)):
         more = f" (worst {found['worst']:.3f}, top 10 {found['top10']:.2f}, {found['ms_beyond_backward']:.1f} ms)"
         kept = f"{found['share_of_coordinates']:.0%} of coordinates in {found['bits']} bits"

@@ -198,10 +198,15 @@ class IndexConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         description="Size of a training row's entry in 16-bit numbers: a number, or a share of all eigen-coordinates "
         "of a gradient. With --bits 4 each holds four coordinates.",
     )
-    bits: Annotated[Literal[4, 16], Parameter(group=INFLUENCE)] = Field(
-        4,
-        description="Bits of a coordinate. 4: ranks much nearer to exact scores for the same bytes; 16: a question is "
-        "answered several times faster.",
+    entry: Annotated[Literal["coordinates", "products"], Parameter(group=INFLUENCE)] = Field(
+        "coordinates",
+        description="What is kept of a row's gradient. coordinates: the same ones of all rows, fastest to ask; "
+        "products: its own strongest outer products and its scores with calibration queries, nearer to exact scores.",
+    )
+    bits: Annotated[Literal[4, 16] | None, Parameter(group=INFLUENCE)] = Field(
+        None,
+        description="Bits of a coordinate. 4 (default): ranks much nearer to exact scores for the same bytes; 16: a "
+        "question is answered several times faster. Products have 16.",
     )
     calibration: Annotated[int, Parameter(group=INFLUENCE)] = Field(
         64, ge=1, description="Queries (seeded sample of the validation rows) that decide which coordinates carry most."
@@ -215,7 +220,14 @@ class IndexConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         _check_strategies(self.strategy, ("ekfac",))
         if len(self.damping) != 1:
             raise ValueError("an index is built for one --damping; build another for another")
+        if self.entry == "products" and self.bits == 4:
+            raise ValueError("--entry products keeps numbers of 16 bits: leave --bits 4 away")
         return self
+
+    @property
+    def number_bits(self) -> int:
+        """Bits of a stored number."""
+        return 16 if self.entry == "products" else self.bits or 4
 
 
 class QueryConfig(IndexConfig):

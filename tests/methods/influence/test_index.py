@@ -14,6 +14,7 @@ import budwood as bw
 from budwood.config.influence import IndexConfig
 from budwood.errors import ConfigError
 from budwood.linalg.ranking import spearman_by_row
+from budwood.methods.influence import entries
 from budwood.methods.influence import index as made
 from budwood.methods.influence.coordinates import wanted
 from budwood.methods.influence.index import Index, calibration_rows
@@ -23,6 +24,7 @@ from tests.cli.conftest import budwood, model, reviews  # noqa: F401
 from tests.interrupt import interrupted
 
 COMMON = ["--threads", "1", "--progress", "none"]
+FEW, MANY = "3% products", "100% products"
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, tuned: Path, reviews: Path) 
     for share, bits in (("100%", 16), ("10%", 16), ("2.5%", 4), ("30%", 4)):
         cfg = IndexConfig(**common, coordinates=share, bits=bits, calibration=6, shard_rows=40, out=path / share)
         run_verb("influence index", cfg, [str(tuned)])
+    for share, calibration in ((FEW, 6), (MANY, 1)):
+        kind = {"coordinates": share.split()[0], "entry": "products", "calibration": calibration, "shard_rows": 40}
+        run_verb("influence index", IndexConfig(**common, **kind, out=path / share), [str(tuned)])
     return path
 
 
@@ -63,7 +68,7 @@ def opened(place: Path, tuned: Path, share: str) -> tuple[Index, Any]:
 def asked(place: Path, tuned: Path, share: str, most: int | None) -> tuple[np.ndarray, np.ndarray]:
     index, shop = opened(place, tuned, share)
     rows = shop.read.task.rows("validation")
-    ours = np.stack([index.ask(shop.read.encode([r]), most)[0] for r in rows])
+    ours = np.stack([index.ask(shop.read.encode([r]), most) for r in rows])
     return ours, Scores.open(place / "score").whole()
 
 
@@ -98,6 +103,30 @@ def test_as_many_coordinates_in_a_quarter_of_the_bytes_rank_as_well(place: Path,
     assert spearman_by_row(ours, full).mean() > spearman_by_row(whole, full).mean() - 0.01
 
 
+def test_with_every_product_the_index_is_full_ekfac(place: Path, tuned: Path) -> None:
+    ours, full = asked(place, tuned, MANY, None)
+    np.testing.assert_allclose(ours, full, atol=2e-3 * np.abs(full).max())
+    assert spearman_by_row(ours, full).min() > 0.999
+
+
+def test_products_rank_held_out_queries_better_than_as_many_coordinates(place: Path, tuned: Path) -> None:
+    ours, full = asked(place, tuned, FEW, None)
+    index, shop = opened(place, tuned, FEW)
+    calibrated = calibration_rows(shop.read.task, 6, 0)
+    held = [i for i in range(len(full)) if i not in calibrated]
+    assert spearman_by_row(ours[held], full[held]).mean() > 0.95
+    parameters = sum(m.out * m.columns for m in shop.maps)
+    per_row = np.bincount(
+        np.concatenate([index.products.small[f"row/{n}"] for n in index.products.shapes]),
+        np.concatenate(
+            [np.full(len(index.products.small[f"row/{n}"]), o + i + 4) for n, (o, i) in index.products.shapes.items()]
+        ),
+    )
+    assert per_row[: len(shop.train)].max() + 2 * len(index.rest_CN) <= 0.03 * parameters + 1
+    np.testing.assert_allclose(ours[calibrated], full[calibrated], atol=0.02 * np.abs(full).max())  # the rest is known
+    np.testing.assert_allclose(index.norms, opened(place, tuned, "10%")[0].norms, rtol=1e-5)
+
+
 def test_some_rows_can_be_scored_exactly_again(place: Path, tuned: Path) -> None:
     index, shop = opened(place, tuned, "10%")
     full = Scores.open(place / "score").whole()
@@ -114,17 +143,21 @@ def test_norms_are_exact_self_influence(place: Path, tuned: Path) -> None:
     np.testing.assert_allclose((scale[:, None] * stored**2).sum(0), 1, rtol=1e-2)  # rows are stored at unit length
 
 
-@pytest.mark.parametrize("share", ["10%", "2.5%"])
+@pytest.mark.parametrize("share", ["10%", "2.5%", FEW])
 def test_a_killed_index_ends_with_the_same_bytes(place: Path, tuned: Path, share: str) -> None:
     from budwood.store.files import read_json
     from budwood.studies.verbs import run_verb
 
     given = read_json(place / share / "run.json")["given"]
     out = place / f"killed {share}"
-    with interrupted(made, "index_shard", 2):
+    products = share == FEW
+    with interrupted(entries, "products_shard", 2) if products else interrupted(made, "index_shard", 2):
         run_verb("influence index", IndexConfig(**{**given, "out": out}), [str(tuned)])
     run_verb("influence index", IndexConfig(**{**given, "out": out}), [str(tuned)])
-    for name in ("rows.npy", "norms.npy", "coordinates.safetensors"):
+    names = (
+        ("products.npy", "products.safetensors", "rest.npy") if products else ("rows.npy", "coordinates.safetensors")
+    )
+    for name in ("norms.npy", *names):
         assert (out / "index" / name).read_bytes() == (place / share / "index" / name).read_bytes()
 
 
@@ -140,6 +173,24 @@ def test_questions_on_the_command_line(tuned: Path, budwood: Callable[..., Any],
     assert code == 2 and "Did you mean 'good'" in err
     code, _, err = budwood(*words, "--text", " ")
     assert code == 2 and "--text is empty" in err
+
+
+def test_products_of_four_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match="numbers of 16 bits"):
+        IndexConfig(task="t", entry="products", bits=4)
+
+
+def test_a_question_to_products(tuned: Path, budwood: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811
+    words = ["influence", "query", tuned, "--entry", "products", "--calibration", 6, *COMMON, "--json"]
+    words += ["--text", "w9 w7 w12", "--exact", 3, "--out", tmp_path / "i"]
+    code, out, err = budwood(*words, "--coordinates", "10")
+    assert code == 2 and "an entry 10 numbers, and outer products of this model need" in err
+    code, out, err = budwood(*words, "--coordinates", "10%")
+    assert code == 0, err
+    found = json.loads(out)
+    assert len(found["top"]) == 5 and found["note"].startswith("the 3 best and worst rows were scored again")
+    told = json.loads((tmp_path / "i" / "metrics.json").read_text())
+    assert told["entry"] == "products" and told["bits"] == 16 and 0.5 < told["share_of_energy"] <= 1
 
 
 def test_wrong_shares_are_refused() -> None:
@@ -173,7 +224,7 @@ def test_rows_cut_into_pieces_are_divided_as_scores_are(tmp_path: Path) -> None:
     full = Scores.open(whole.run).whole()
     for n, row in enumerate(rows[9:]):
         asked_row = shop.read.encode([row])
-        np.testing.assert_allclose(index.ask(asked_row)[0], full[n], atol=2e-3 * np.abs(full).max())
+        np.testing.assert_allclose(index.ask(asked_row), full[n], atol=2e-3 * np.abs(full).max())
         again = index.by_row(index.exact(asked_row, np.arange(len(shop.train))))
         np.testing.assert_allclose(again, full[n], atol=2e-5 * np.abs(full).max())
 

@@ -90,7 +90,7 @@ def test_an_index_leaves_them_out(broken: Any, scored: Path) -> None:
     gone = [n for n, i in enumerate(full.train_ids) if i in ids]
     assert not want[:, gone].any()
     rows = index.shop.read.task.rows("validation")
-    ours = np.stack([index.ask(index.shop.read.encode([r]))[0] for r in rows])
+    ours = np.stack([index.ask(index.shop.read.encode([r])) for r in rows])
     assert not ours[:, gone].any() and np.isfinite(ours).all()
     np.testing.assert_allclose(ours, want, atol=2e-3 * np.abs(want).max())
     query = index.shop.read.encode([rows[1]])

@@ -1,11 +1,14 @@
-"""`influence index`: training rows as a few eigen-coordinates each, so that a new text is answered at once.
+"""`influence index`: training rows as a few numbers each, so that a new text is answered at once.
 
 RUN/index/
+  norms.npy                  [N] exact self-influence, the squared length of every row
+  index.json train_ids.json
+and with --entry coordinates
   rows.npy                   [K, N] float16 or [K, N/2] bytes of two 4-bit codes (see stored.py): kept coordinates of
                              training rows of unit length in units of their spread
-  norms.npy                  [N] exact self-influence, the squared length of every row
   coordinates.safetensors    which coordinates, their weights and spreads
-  index.json train_ids.json
+with --entry products
+  products.npy products.safetensors rest.npy     see products.py and entries.py
 """
 
 from __future__ import annotations
@@ -32,12 +35,15 @@ from budwood.engine.local import run_jobs
 from budwood.engine.run import run_all
 from budwood.errors import StoreError
 from budwood.methods.influence import coordinates as coords
+from budwood.methods.influence import entries
 from budwood.methods.influence.factors import Factors, Setting, differing
 from budwood.methods.influence.fit import Bench, fitted, identity, say_damping
-from budwood.methods.influence.memory import of_index, rows_within
+from budwood.methods.influence.memory import of_index, of_products, rows_within
 from budwood.methods.influence.moments import Basis
 from budwood.methods.influence.precondition import all_there, measurement
+from budwood.methods.influence.products import Metric, Products
 from budwood.methods.influence.profile import profiled
+from budwood.methods.influence.queries import calibration_rows, calibration_split
 from budwood.methods.influence.score import given_factors
 from budwood.methods.influence.stored import Stored, assemble, most_of
 from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for
@@ -47,6 +53,8 @@ from budwood.params import tree
 from budwood.store.files import digest, read_json, stamps, write_json, writing_directory
 
 HERE = "budwood.methods.influence.index"
+ENTRIES = "budwood.methods.influence.entries"
+TABLE = {"coordinates": "rows.npy", "products": "products.npy"}
 SAMPLE = 512  # training rows whose coordinates' spread is measured
 
 
@@ -59,7 +67,11 @@ def index(session: Session) -> dict[str, Any]:
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)
     parameters = sum(m.out * m.columns for m in shop.maps)
     count = kept_of(cfg, parameters)
-    rows_within(shop, of_index(shop, count, cfg.bits), coords.ROWS)  # too little memory is said before anything is done
+    need = of_index(shop, count, cfg.number_bits)
+    if cfg.entry == "products":
+        entries.enough(shop.maps, count)
+        need = of_products(shop, count, entries.calibrated(cfg.calibration, count))
+    rows_within(shop, need, coords.ROWS)  # too little memory is said before anything is done
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     asked = {
         **own,
@@ -68,47 +80,52 @@ def index(session: Session) -> dict[str, Any]:
         "measurement": cfg.measurement,
         "calibration": cfg.calibration,
         "count": count,
-        "bits": cfg.bits,
+        "bits": cfg.number_bits,
     }
-    chosen = Job(f"{HERE}:choose_coordinates", asked, session.run.file("parts", "coordinates.safetensors"))
-    with session.progress.stage("choose"):
-        run_jobs([chosen])
     order = np.argsort(-shop.train.lengths_N, kind="stable")
     pieces = [order[i : i + cfg.shard_rows] for i in range(0, len(order), cfg.shard_rows)]
-    jobs = [
-        Job(
-            f"{HERE}:index_shard",
-            {**asked, "chosen": str(chosen.output), "shard": i},
-            session.run.file("parts", f"index-{i:05d}.safetensors"),
-        )
-        for i in range(len(pieces))
-    ]
+    before, jobs = _plan(cfg.entry, asked, session.run.file("parts"), len(pieces))
+    with session.progress.stage("choose"):
+        run_jobs(before)
     with session.progress.stage("index", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, cfg, lambda job: bar.advance(1))
     _table.cache_clear()
-    share = coords.load(chosen.output)[1]
     skipped = {i for job in jobs for i in tree.manifest(job.output)["skipped"]}
     rows = len(set(shop.train.ids))
     with session.progress.stage("save"):
-        _assemble(session, shop, factors, list(zip(jobs, pieces)), chosen.output)
+        share = _assemble(session, shop, factors, list(zip(jobs, pieces)), before)
     shutil.rmtree(session.run.file("parts"))
     told = {
+        "entry": cfg.entry,
         "coordinates": count,
-        "answered_with": most_of(count, len(shop.train)),
-        "bits": cfg.bits,
+        "answered_with": most_of(count, len(shop.train)) if cfg.entry == "coordinates" else count,
+        "bits": cfg.number_bits,
         "parameters": parameters,
         "share_of_coordinates": count / parameters,
-        "share_of_bytes": count * cfg.bits / (16 * parameters),
+        "share_of_bytes": count * cfg.number_bits / (16 * parameters),
         "share_of_energy": share,
         "damping": list(cfg.damping),
         **say_damping(session.progress, factors, ("ekfac",), cfg.damping),
         "measurement": cfg.measurement,
         "n": rows,
         "train": rows,
-        "bytes": session.run.file("index", "rows.npy").stat().st_size,
+        "bytes": session.run.file("index", TABLE[cfg.entry]).stat().st_size,
         "skipped": sorted(skipped),
     }
     return profiled(session, told)
+
+
+def _plan(entry: str, asked: dict[str, Any], parts: Path, shards: int) -> tuple[list[Job], list[Job]]:
+    """(jobs that come first, a job per shard of training rows)."""
+    if entry == "products":
+        queries = Job(f"{ENTRIES}:query_file", asked, parts / "queries.bin")
+        before = [queries, Job(f"{ENTRIES}:query_products", asked, parts / "queries.safetensors")]
+        function, more = f"{ENTRIES}:products_shard", {"queries": str(queries.output)}
+    else:
+        before = [Job(f"{HERE}:choose_coordinates", asked, parts / "coordinates.safetensors")]
+        function, more = f"{HERE}:index_shard", {"chosen": str(before[0].output)}
+    files = (parts / f"index-{i:05d}.safetensors" for i in range(shards))
+    return before, [Job(function, {**asked, **more, "shard": i}, file) for i, file in enumerate(files)]
 
 
 def estimate(cfg: IndexConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:
@@ -126,7 +143,7 @@ def estimate(cfg: IndexConfig, models: tuple[ModelRef, ...], task: Task) -> dict
         "parameters": parameters,
         "coordinates": count,
         "rows": rows,
-        "disk_bytes": count * rows * cfg.bits // 8 + 4 * rows,
+        "disk_bytes": count * rows * cfg.number_bits // 8 + 4 * rows,
         "memory_bytes": 4 * parameters * (coords.ROWS + 6),
         # fitting (two passes and eigenbases), choosing, and the rows' own pass, each with turned gradients
         "seconds": round(each * (4 * rows + 2 * min(rows, SAMPLE)) * 1.5 + 2, 1),
@@ -135,19 +152,7 @@ def estimate(cfg: IndexConfig, models: tuple[ModelRef, ...], task: Task) -> dict
 
 def kept_of(cfg: IndexConfig, parameters: int) -> int:
     """How many coordinates are kept: as many as go into the wished number of 16-bit numbers."""
-    return min(parameters, coords.wanted(cfg.coordinates, parameters) * 16 // cfg.bits)
-
-
-def calibration_rows(task: Task, count: int, seed: int) -> list[int]:
-    """Places of a seeded sample of validation rows (of the reported split where there is no validation)."""
-    rows = task.rows(calibration_split(task))
-    rng = np.random.default_rng(seed_of(seed, "calibration"))
-    return sorted(rng.permutation(len(rows))[:count].tolist())
-
-
-def calibration_split(task: Task) -> str:
-    """Where calibration queries come from."""
-    return "validation" if task.splits.get("validation") else task.reported
+    return min(parameters, coords.wanted(cfg.coordinates, parameters) * 16 // cfg.number_bits)
 
 
 def choose_coordinates(arguments: dict[str, Any], part: Path) -> None:
@@ -202,25 +207,31 @@ def index_shard(arguments: dict[str, Any], part: Path) -> None:
 
 
 def _assemble(
-    session: Session, shop: Shop, factors: Factors, parts: list[tuple[Job, np.ndarray]], chosen: Path
-) -> None:
-    """All shards as one file, with a line per coordinate: a question reads the coordinates it needs."""
-    kept, share = coords.load(chosen)
-    bits = session.cfg.bits
+    session: Session, shop: Shop, factors: Factors, parts: list[tuple[Job, np.ndarray]], before: list[Job]
+) -> float:
+    """All shards as one index, laid out as questions read it; returns the share of rows' energy that it holds."""
+    files, cfg = [(job.output, piece) for job, piece in parts], session.cfg
     with writing_directory(session.run.file("index")) as part:
-        size = sum(len(k.flat_K) for k in kept.values())
-        assemble(part / "rows.npy", [(job.output, piece) for job, piece in parts], size, bits)
+        if cfg.entry == "products":
+            entries.gather(part, files, before[1].output, dict(parts[0][0].arguments))
+            weighed = [tree.manifest(file)["share"] * len(piece) for file, piece in files]
+            share = sum(weighed) / len(shop.train)
+        else:
+            kept, share = coords.load(before[0].output)
+            size = sum(len(k.flat_K) for k in kept.values())
+            assemble(part / "rows.npy", files, size, cfg.number_bits)
+            coords.save(part / "coordinates.safetensors", kept, share)
         norms = np.zeros(len(shop.train))
-        for job, piece in parts:
-            norms[piece] = tree.load(job.output)[0]["norms"].numpy()
+        for file, piece in files:
+            norms[piece] = tree.load(file)[0]["norms"].numpy()
         np.save(part / "norms.npy", norms.astype(np.float32), allow_pickle=False)
-        coords.save(part / "coordinates.safetensors", kept, share)
         write_json(part / "train_ids.json", list(shop.train.ids))
-        facts = {"damping": session.cfg.damping[0], "measurement": session.cfg.measurement, "bits": bits}
+        facts = {"damping": cfg.damping[0], "measurement": cfg.measurement, "bits": cfg.number_bits, "entry": cfg.entry}
         facts |= identity(shop)
         inside = factors.path.resolve().is_relative_to(session.run.path.resolve())
         outside = {"factors": str(factors.path.resolve()), "content": content(factors.path)} if not inside else {}
         write_json(part / "index.json", {**facts, "factors": "factors", **outside})
+    return float(share)
 
 
 @dataclass(frozen=True)
@@ -249,6 +260,16 @@ class Index:
     def facts(self) -> dict[str, Any]:
         """What the index was made for."""
         return dict(read_json(self.path / "index.json"))
+
+    @property
+    def entry(self) -> str:
+        """What is kept of a row."""
+        return str(self.facts.get("entry", "coordinates"))
+
+    @property
+    def table(self) -> Path:
+        """The file with the entries of all rows."""
+        return self.path / TABLE[self.entry]
 
     @cached_property
     def factors(self) -> Factors:
@@ -295,12 +316,31 @@ class Index:
     def _length_N(self) -> Tensor:
         return torch.from_numpy(self.norms).sqrt()
 
-    def ask(self, features: Features, most: int | None = None) -> tuple[np.ndarray, Tensor]:
-        """(scores of all training rows [N], the question's coordinates) of one encoded question."""
+    @cached_property
+    def products(self) -> Products:
+        """Products of the training rows and, behind them, of the calibration queries."""
+        return Products.open(self.path, len(self.shop.train) + len(self.rest_CN))
+
+    @cached_property
+    def rest_CN(self) -> Tensor:
+        """What the products of training rows leave out, by calibration query."""
+        return torch.from_numpy(np.load(self.path / "rest.npy", allow_pickle=False))
+
+    @cached_property
+    def _metric(self) -> Metric:
+        return Metric(self.factors.bases, self.weights)
+
+    def ask(self, features: Features, most: int | None = None) -> np.ndarray:
+        """Scores of all training rows [N] with one encoded question; `most`: see `answer`."""
         question = measurement(self.shop.read.objective, self.facts["measurement"])
-        every = np.arange(len(features))
-        u_K = coords.coordinates_of(self.shop, features, every, question, self.factors.bases, self.kept).sum(0)
-        return self.answer(u_K, most), u_K
+        every, bases = np.arange(len(features)), self.factors.bases
+        if self.entry == "products":
+            asked: dict[str, Tensor] = {}
+            keep = lambda m, g: asked.__setitem__(m.name, self._metric.asked(m.name, g.sum(0)))  # noqa: E731
+            all_there(features, every, coords.gradients(self.shop, features, every, question, keep, bases))
+            score_N, known_C = self.products.scores(asked).split([len(self.shop.train), len(self.rest_CN)])
+            return self.by_row((score_N + known_C @ self.rest_CN).numpy()) / len(self.ids)
+        return self.answer(coords.coordinates_of(self.shop, features, every, question, bases, self.kept).sum(0), most)
 
     def answer(self, u_K: Tensor, most: int | None = None) -> np.ndarray:
         """Scores from a question's coordinates, with `most` of them (None: as many as are quickly multiplied)."""

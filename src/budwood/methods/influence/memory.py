@@ -71,6 +71,16 @@ def of_index(shop: Shop, kept: int, bits: int) -> Need:
     return Need(_standing(shop) + held, _token(shop), 3 * size * n.largest + 3 * 4 * kept)
 
 
+def of_products(shop: Shop, kept: int, queries: int) -> Need:
+    """`index` of products: eigenbases, weights, one shard of products, tiles of query gradients; per row its gradient
+    and what is kept, per token the products of all maps.
+    """
+    n, size = sizes(shop), shop.like.element_size()
+    held = size * (n.sides + 2 * n.weights) + 2 * 2 * kept * shop.cfg.shard_rows + 4 * size * (1 << 24)
+    token = _token(shop) + 4 * 4 * sum(m.out + m.columns for m in shop.maps)
+    return Need(_standing(shop) + held, token, 3 * size * n.largest + 4 * kept + WIDE * queries * len(shop.maps))
+
+
 def _standing(shop: Shop) -> int:
     """The program and its model, which is there twice while it is loaded."""
     return BASE + 2 * shop.like.element_size() * sum(p.numel() for p in shop.model.parameters())

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from budwood.data.batch import Features
+import numpy as np
+
+from budwood.data.batch import Features, seed_of
 from budwood.data.task import Row, Task
 from budwood.errors import DataError, nearest
 from budwood.methods.session import Session
@@ -58,3 +60,15 @@ def warn_overlap(session: Session, rows: Sequence[Row]) -> None:
             "they will look like their own best helpers."
         )
         session.progress.event(overlap=[list(x) for x in both])
+
+
+def calibration_rows(task: Task, count: int, seed: int) -> list[int]:
+    """Places of a seeded sample of validation rows (of the reported split where there is no validation)."""
+    rows = task.rows(calibration_split(task))
+    rng = np.random.default_rng(seed_of(seed, "calibration"))
+    return sorted(rng.permutation(len(rows))[:count].tolist())
+
+
+def calibration_split(task: Task) -> str:
+    """Where calibration queries come from."""
+    return "validation" if task.splits.get("validation") else task.reported

@@ -46,7 +46,7 @@ def answer(run: Path, cfg: QueryConfig, model: str, task: Task, settings: IndexC
     plain_backward(index, features)
     backward = time.perf_counter() - began
     began = time.perf_counter()
-    score_N, _ = index.ask(features)
+    score_N = index.ask(features)
     whole = time.perf_counter() - began
     if cfg.exact:
         score_N = _refined(index, features, score_N, cfg.exact)
@@ -72,8 +72,7 @@ def answer(run: Path, cfg: QueryConfig, model: str, task: Task, settings: IndexC
 
 def _notes(index: Index, exact: int) -> Iterator[str]:
     """What was left out of the answer, and what was done about it."""
-    kept = len(index.stored.table)
-    if index.stored.most < kept:
+    if index.entry == "coordinates" and index.stored.most < (kept := len(index.stored.table)):
         yield f"answered with the {index.stored.most:,} of {kept:,} coordinates that weigh most for this text"
     if exact:
         yield f"the {exact} best and worst rows were scored again with all coordinates"
