@@ -17,13 +17,14 @@ from torch import Tensor
 
 from budwood.linalg.newton import Minimum, minimise
 
-SAMPLE, LEAST = 16, 4096  # tokens per feature, and in all, that suffice for a preconditioner
+SAMPLE, LEAST, FINER = 16, 4096, 8  # tokens per feature and in all for a preconditioner; times as many for the next
 LIKELY = 0.04  # of an equal share of its window's chance; tokens with less do not count there
 FAINT = -40.0  # log of a chance that counts as none, far above numbers too small to be fast
 CACHE = 2**22  # bytes of states that are worked on at once
-GROUP = 2  # costs that are solved together
 FEW = 10
 SPARE, FEWEST, DRAWN = 4, 16, 2**25  # of how many tokens one is drawn, how many at least of a window, numbers at most
+DOUBT = 0.2  # share of chances that counts as right already in the first step, which else goes far too far
+DRAWS = 8  # Newton steps by drawn tokens
 ROUGH = 1e-6  # of an objective, relative: what float32 can tell
 
 EVEN = -1  # in place of a target: before anything is learned
@@ -62,13 +63,16 @@ def solve_choices(
     tolerance: float = 1e-9,
     start_PD: Tensor | None = None,
     enough: Callable[[Tensor], bool] = lambda weight_SPD: False,
+    together: int = 1,
 ) -> Found:
     """Every problem at every cost of its path, from `start_PD` or nothing.
 
-    One read of the states serves a group of costs; the next group begins where the largest cost of the last one ended.
-    `enough` is shown the weights of every group and may end the path there.
+    One read of the states serves all problems at so many costs `together`; the next costs begin where the largest of
+    those ended, which is the shorter way to large ones. `enough` is shown the weights of every such group and may end
+    the path.
     """
-    count, group = len(choices.gold_P), min(GROUP, len(choices.cost_SP))
+    count = len(choices.gold_P)
+    group = min(together, len(choices.cost_SP))
     point_PD = torch.zeros(count, x_MD.shape[1], dtype=torch.float64) if start_PD is None else start_PD.double()
     flat = replace(choices, gold_P=np.tile(choices.gold_P, group), rows_P=np.tile(choices.rows_P, group))
     job = _Windows(x_MD, flat)
@@ -87,7 +91,7 @@ def solve_choices(
 def _minimum(job: _Windows, cost_SP: np.ndarray, tolerance: float, start_QD: Tensor) -> Minimum:
     """The first Q = S x P problems of a job, of one cost each: as far as float32 can tell, further in float64."""
     job.decay_P[: cost_SP.size] = 1 / (torch.from_numpy(cost_SP.ravel()) * job.total_P[: cost_SP.size])
-    job.exact = False
+    job.exact, job.draws, job.shortened = False, 0, 0
     end = minimise(job, start_QD, max(tolerance, ROUGH), noise=ROUGH, prepared=bool(job.curves))
     if tolerance >= ROUGH:
         return end
@@ -142,7 +146,6 @@ class _Windows:
     """
 
     most = 180
-    patience = 16  # a preconditioner of one's own costs about as much as two inner iterations of a whole group
 
     def __init__(self, x_MD: Tensor, choices: Choices) -> None:
         self.x_MD, self.choices, self.exact = x_MD.float(), choices, True
@@ -155,22 +158,29 @@ class _Windows:
         self.total_P = weight_PW.sum(1)
         self.share_PW = weight_PW / self.total_P[:, None]
         self.decay_P = torch.ones_like(self.total_P)
-        self.mass_PM = torch.empty(len(choices.gold_P), len(x_MD))  # chance times share of the window
+        self.mass_PM = torch.empty(len(choices.gold_P), len(x_MD))  # of the curvature: chance times share
         self.even_P = torch.zeros(len(choices.gold_P), dtype=torch.bool)  # where all tokens are equally likely
         self.kind_P = torch.full_like(self.even_P, EVEN, dtype=torch.long)
         self.curves: dict[int, Curve] = {}
         self.drawn: tuple[Tensor, Tensor, list[_Block]] | None = None  # for the curvature at the last point
+        self.draws = self.tried = self.shortened = 0  # points tried since the last draw; steps that were too long
+
+    @property
+    def patience(self) -> int:
+        """A preconditioner costs about as much as five products with all tokens, or twenty with drawn ones."""
+        return 8 if self.drawn is None or self.drawn[0] is self.x_MD else 16
 
     def evaluate(self, point_AD: Tensor, index_A: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss plus penalty, and its gradient; sums over blocks and windows' losses are float64 in any case."""
         gold_AW = torch.from_numpy(self.choices.gold_YW[self.choices.gold_P[index_A.numpy()]])
         share_AW, decay_A = self.share_PW[index_A], self.decay_P[index_A]
-        self.drawn = None
+        self.drawn, self.tried = None, self.tried + 1
         self.even_P[index_A] = (point_AD == 0).all(1)
         value_A = decay_A * point_AD.square().sum(1) / 2
         gradient_AD = decay_A[:, None] * point_AD
         width = torch.float64 if self.exact else torch.float32
         near_AD, near_AW = point_AD.to(width), share_AW.to(width)
+        doubt_A1 = DOUBT * self.even_P[index_A, None].to(width)
         for block in self.blocks:
             x_TD = self.x_MD[block.tokens].to(width)
             score_AT = _scores(near_AD, x_TD)
@@ -182,7 +192,8 @@ class _Windows:
             total_AB = torch.from_numpy(np.add.reduceat(mass_AT.numpy(), block.starts_B, axis=1))
             value_A += ((total_AB.double().log() - told_AB) * share_AW[:, block.windows]).sum(1)
             mass_AT *= (share_AB / total_AB).index_select(1, block.window_T)
-            self.mass_PM[index_A, block.tokens] = mass_AT.float()
+            bent_AT = (mass_AT * (1 - doubt_A1)).scatter_add_(1, gold_AB, doubt_A1 * share_AB)
+            self.mass_PM[index_A, block.tokens] = bent_AT.float()
             gradient_AD += mass_AT.scatter_add_(1, gold_AB, -share_AB) @ x_TD
         return value_A, gradient_AD
 
@@ -207,11 +218,15 @@ class _Windows:
         """Tokens that stand for all in a Hessian (x_ND), their mass in every problem (mass_PN), and their blocks.
 
         Taken at even steps of the mass of all problems together: a likely token is sure to be among them, an unlikely
-        one stands for several. Every window keeps its whole mass.
+        one stands for several. Every window keeps its whole mass. Where steps by drawn tokens are too long, as happens
+        to large costs, or many are needed, all tokens are taken.
         """
         count, width = self.x_MD.shape
-        wanted = min(max(count // SPARE, SAMPLE * width), DRAWN // width)
-        if self.exact or 2 * wanted > count or wanted < FEWEST * len(self.likely_W):
+        self.shortened += self.draws > 1 and self.tried > 1
+        self.draws, self.tried = self.draws + 1, 0
+        wanted = min(max(count // SPARE, 2 * SAMPLE * width), DRAWN // width)
+        poor = self.shortened > 1 or self.draws > DRAWS
+        if self.exact or poor or 2 * wanted > count or wanted < FEWEST * len(self.likely_W):
             return self.x_MD, self.mass_PM, self.blocks
         mass_AM = self.mass_PM[index_A]
         reach_M = mass_AM.sum(0).double()
@@ -229,17 +244,18 @@ class _Windows:
         return self.x_MD[at_N], mass_PN, _blocks(starts_W, len(at_N), self.most_tokens)
 
     def prepare(self, index_A: Tensor, own: bool) -> None:
-        """One curve for all problems that look for the same token: of the fullest of those with the largest cost.
+        """One curve for all problems that look for the same token: of the one with the largest cost.
 
-        Before anything is learned all tokens are equally likely, and one curve serves every problem.
+        Before anything is learned nearly all tokens are equally likely, and one curve serves every problem.
         """
         for p in index_A.tolist():
             self.kind_P[p] = EVEN if self.even_P[p] else int(self.choices.gold_P[p])
         for kind in self.kind_P[index_A].unique().tolist():
             alike = index_A[self.kind_P[index_A] == kind]
-            self.curves[kind] = self._curve(int(alike[self.decay_P[alike].argmin()]))
+            size = FINER * SAMPLE if kind in self.curves else SAMPLE
+            self.curves[kind] = self._curve(int(alike[self.decay_P[alike].argmin()]), size)
 
-    def _curve(self, p: int) -> Curve:
+    def _curve(self, p: int, size: int) -> Curve:
         """Of problem p's loss, by the tokens that may be chosen at all; of a sample of those where they are many.
 
         A fit that has learned something gives nearly all of a window's chance to a few tokens.
@@ -248,7 +264,7 @@ class _Windows:
         share_W = self.share_PW[p].float()
         likely_M = self.mass_PM[p] > (self.likely_W * share_W)[self.window_M]
         at_T = likely_M.nonzero()[:, 0]
-        at_T = at_T[:: -(-len(at_T) // max(SAMPLE * width, LEAST))]
+        at_T = at_T[:: -(-len(at_T) // max(size * width, LEAST))]
         seen_B, window_T = self.window_M[at_T].unique_consecutive(return_inverse=True)
         share_B = share_W[seen_B] / share_W[seen_B].sum()
         x_TD, mass_T = self.x_MD[at_T], self.mass_PM[p][at_T]

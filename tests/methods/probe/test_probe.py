@@ -24,7 +24,7 @@ from budwood.linalg.leace import eraser
 from budwood.linalg.newton import minimise
 from budwood.linalg.softmax import cross_validate, stratified_folds
 from budwood.methods.probe import head, labels, spans, verb
-from budwood.methods.probe.code import folds_by_document, online_code, portions, resamples
+from budwood.methods.probe.code import folds_by_document, online_codes, portions, resamples
 from budwood.methods.probe.labels import code_length
 from budwood.methods.probe.saved import evaluate, predict
 from budwood.models.reference import resolve
@@ -380,7 +380,7 @@ def test_the_control_of_spans_has_its_own_cost(place, monkeypatch):
 
 def test_online_code_of_a_uniform_coder_is_the_uniform_code():
     assert portions(1000)[0] == 8 and portions(5) == [5]
-    assert online_code(np.full(100, 2.0), lambda n, m: np.full((1, m - n), 2.0)) == pytest.approx(200)
+    assert online_codes(np.full(100, 2.0), lambda n, m, s: np.full((s, 1, m - n), 2.0), 1) == pytest.approx(200)
 
 
 def test_folds_and_resamples_keep_documents_whole():

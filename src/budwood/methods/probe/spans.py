@@ -18,12 +18,14 @@ from budwood.data.span_decode import ORIGINAL, SpanPredictions, SpanRule, decode
 from budwood.data.squad import best_threshold, question_scores
 from budwood.data.task import Row
 from budwood.linalg.choice import Choices, log_chances, solve_choices
-from budwood.methods.probe.code import online_code, resamples, shuffled
+from budwood.methods.probe.code import online_codes, resamples, shuffled
 from budwood.methods.probe.labels import Scale
 from budwood.methods.probe.side import Side
 
 ENDS = ("start", "end")
 NEAR = 1e-5  # tolerance of fits that are compared, not kept
+TOGETHER = 4  # costs that are tried at once: small ones are near one another
+CODE = 1e-4  # of those of which only the length of a code is read
 NEVER = -1e9  # a threshold under which nothing is answered
 
 
@@ -68,7 +70,7 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
     costs = np.array(sorted(cfg.costs))
     chosen = search(seen, gold_2W, gold(tune.stored.encoded), costs)
     cost = float(costs[chosen.number])
-    solved = solve_choices(x_MD, _both(starts_W, gold_2W, costs[[chosen.number]]), 1e-9, chosen.weight_2D)
+    solved = solve_choices(x_MD, _all(starts_W, gold_2W, costs[[chosen.number]]), 1e-9, chosen.weight_2D)
     pair_2D = solved.weight_SPD[0]
     raw = lambda w: (w / scale.spread_D.double()).float()  # noqa: E731
     said = decode(raw(pair_2D), tune_MD, tune, cfg)
@@ -81,7 +83,7 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
         random_2W = control_gold(train, cfg.seed)
         random = search(seen, random_2W, control_gold(tune, cfg.seed), costs)
         control_2D, control_cost = raw(random.weight_2D), float(costs[random.number])
-        bits, control_bits = (code_length(x_MD, train, g, costs, cfg) for g in (gold_2W, random_2W))
+        bits, control_bits = code_lengths(x_MD, train, [gold_2W, random_2W], costs, cfg)
     uniform = float(2 * np.log2(np.diff(train.stored.offsets_N1)).sum())
     return SpanFit(
         raw(pair_2D),
@@ -130,7 +132,7 @@ def search(seen: Seen, gold_2W: np.ndarray, asked_2W: np.ndarray, costs: np.ndar
         losses.extend(_losses(weight_S2D, seen.tuned_MD, seen.tune_starts_W, asked_2W).tolist())
         return _risen(losses) is not None
 
-    solved = solve_choices(seen.x_MD, _both(seen.starts_W, gold_2W, costs), NEAR, None, enough)
+    solved = solve_choices(seen.x_MD, _all(seen.starts_W, gold_2W, costs), NEAR, None, enough, TOGETHER)
     best = int(np.argmin(losses[: _risen(losses)]))
     return Chosen(solved.weight_SPD[best], best, int((~solved.converged_SP).sum()))
 
@@ -144,10 +146,11 @@ def _risen(losses: list[float]) -> int | None:
     return next((n + 3 for n, (a, b, c) in enumerate(zip(losses, losses[1:], losses[2:])) if a < b < c), None)
 
 
-def _both(starts_W: np.ndarray, gold_2W: np.ndarray, costs: np.ndarray) -> Choices:
-    """Start and end in all windows at the same costs."""
-    one_W = np.ones((1, len(starts_W)))
-    return Choices(starts_W, gold_2W, one_W, np.array([0, 1]), np.zeros(2, int), costs[:, None].repeat(2, 1))
+def _all(starts_W: np.ndarray, gold_YW: np.ndarray, costs: np.ndarray) -> Choices:
+    """Every target in all windows at the same costs."""
+    count = len(gold_YW)
+    one_W, cost_SP = np.ones((1, len(starts_W))), costs[:, None].repeat(count, 1)
+    return Choices(starts_W, gold_YW, one_W, np.arange(count), np.zeros(count, int), cost_SP)
 
 
 def _resampled(
@@ -224,27 +227,30 @@ def tuned_threshold(found: SpanPredictions, rows: tuple[Row, ...]) -> float:
     return threshold if gain_N.mean() > 2 * gain_N.std() / np.sqrt(len(gain_N)) else NEVER
 
 
-def code_length(x_MD: Tensor, train: Side, gold_2W: np.ndarray, costs: np.ndarray, cfg: ProbeConfig) -> float:
-    """Bits of starts and ends in the online code over windows."""
+def code_lengths(
+    x_MD: Tensor, train: Side, golds: list[np.ndarray], costs: np.ndarray, cfg: ProbeConfig
+) -> tuple[float, ...]:
+    """Bits of starts and ends in the online code over windows, for each of several `gold_2W`."""
     offsets_N1 = train.stored.offsets_N1
     order_W = shuffled(train.document_M[offsets_N1[:-1]], cfg.seed)
     size_W = np.diff(offsets_N1)[order_W]
     starts_W = np.cumsum(size_W) - size_W
     at_M = np.arange(int(size_W.sum())) + np.repeat(offsets_N1[:-1][order_W] - starts_W, size_W)
     x_MD = x_MD[torch.from_numpy(at_M)]
-    gold_2W = gold_2W[:, order_W] - offsets_N1[:-1][order_W] + starts_W
+    gold_YW = np.concatenate(golds)[:, order_W] - offsets_N1[:-1][order_W] + starts_W
 
-    def learn(known: int, following: int) -> np.ndarray:
+    def learn(known: int, following: int, count: int) -> np.ndarray:
         edge = int(starts_W[known])
         last = int(starts_W[following]) if following < len(starts_W) else len(x_MD)
-        weight_S2D = solve_choices(x_MD[:edge], _both(starts_W[:known], gold_2W[:, :known], costs), NEAR).weight_SPD
-        score = (weight_S2D.float().flatten(0, 1) @ x_MD[edge:last].T).double().numpy()
+        problem = _all(starts_W[:known], gold_YW[:, :known], costs[:count])
+        weight_SYD = solve_choices(x_MD[:edge], problem, CODE).weight_SPD
+        score = (weight_SYD.float().flatten(0, 1) @ x_MD[edge:last].T).double().numpy()
         log_PM = log_chances(score, starts_W[known:following] - edge)
-        asked_PW = np.tile(gold_2W[:, known:following] - edge, (len(costs), 1))
+        asked_PW = np.tile(gold_YW[:, known:following] - edge, (count, 1))
         bits_PW = -np.take_along_axis(log_PM, asked_PW, axis=1) / np.log(2)
-        return bits_PW.reshape(len(costs), 2, -1).sum(1)
+        return bits_PW.reshape(count, len(golds), 2, -1).sum(2)
 
-    return online_code(2 * np.log2(size_W), learn)
+    return tuple(online_codes(2 * np.log2(size_W), learn, len(costs)).tolist())
 
 
 def no_answer(rows: tuple[Row, ...]) -> float:
