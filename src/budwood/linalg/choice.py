@@ -231,10 +231,10 @@ class _Windows:
         mass_AM = self.mass_PM[index_A]
         reach_M = mass_AM.sum(0).double()
         reach_M *= wanted / reach_M.sum()
-        edge_M = reach_M.cumsum(0)
-        taken_M = edge_M.floor() > (edge_M - reach_M).floor()
-        taken_M[torch.from_numpy(self.choices.starts_W)] = True  # so that no window is without
-        at_N = taken_M.nonzero()[:, 0]
+        first_W = torch.from_numpy(self.choices.starts_W)
+        reach_M[first_W] = reach_M[first_W].clamp_min(1.001)  # no window goes without, whatever the rounding
+        edge_M = reach_M.cumsum(0).floor()
+        at_N = edge_M.diff(prepend=edge_M.new_zeros(1)).nonzero()[:, 0]
         starts_W = torch.searchsorted(at_N, torch.from_numpy(self.choices.starts_W)).numpy()
         mass_AN = mass_AM[:, at_N] / reach_M[at_N].clamp_(1e-9, 1).float()
         whole_AW = torch.from_numpy(np.add.reduceat(mass_AN.numpy(), starts_W, axis=1))
