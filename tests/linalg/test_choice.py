@@ -139,6 +139,95 @@ def test_a_converged_probe_fits_the_training_windows_no_worse_than_a_trained_hea
     assert probe <= head + 1e-9 and head < 1.0
 
 
+def long_windows(count: int = 60, width: int = 6) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+    """Windows of so many tokens that a draw of them is enough for a Hessian; half have their answer at the first."""
+    rng = np.random.default_rng(1)
+    size_W = rng.integers(80, 150, count)
+    starts_W = np.cumsum(size_W) - size_W
+    gold_2W = starts_W + np.where(rng.random((2, count)) < 0.5, 0, rng.integers(0, size_W, (2, count)))
+    x_MD = rng.normal(size=(int(size_W.sum()), width)) * np.linspace(0.3, 2, width)
+    x_MD[gold_2W[0], 0] += 2
+    x_MD[gold_2W[1], 1] += 2
+    x_MD[starts_W, 2] += 4
+    return torch.from_numpy(x_MD).float(), starts_W, gold_2W
+
+
+def plain_newton(x_MD: torch.Tensor, starts_W: np.ndarray, gold_W: np.ndarray, cost: float) -> tuple[float, np.ndarray]:
+    """The least objective and where it is: whole float64 Hessians, window by window, steps halved until they help."""
+    parts = np.split(x_MD.double().numpy(), starts_W[1:])
+    at_W, decay = gold_W - starts_W, 1 / (cost * len(starts_W))
+    weight_D = np.zeros(x_MD.shape[1])
+
+    def objective(w_D: np.ndarray) -> float:
+        loss = [np.logaddexp.reduce(x @ w_D) - x[g] @ w_D for x, g in zip(parts, at_W)]
+        return float(np.mean(loss) + decay * w_D @ w_D / 2)
+
+    for _ in range(30):
+        slope_D, bend_DD = decay * weight_D, decay * np.eye(len(weight_D))
+        for x_TD, g in zip(parts, at_W):
+            chance_T = np.exp(x_TD @ weight_D - np.logaddexp.reduce(x_TD @ weight_D))
+            mean_D = chance_T @ x_TD
+            slope_D = slope_D + (mean_D - x_TD[g]) / len(parts)
+            bend_DD = bend_DD + ((x_TD * chance_T[:, None]).T @ x_TD - np.outer(mean_D, mean_D)) / len(parts)
+        step_D = np.linalg.solve(bend_DD, slope_D)
+        while objective(weight_D - step_D) > objective(weight_D) + 1e-14:
+            step_D = step_D / 2
+        weight_D = weight_D - step_D
+    return objective(weight_D), weight_D
+
+
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize(("tolerance", "gap"), [(1e-9, 1e-9), (1e-5, 1e-5)])
+def test_fits_by_drawn_tokens_end_where_plain_newton_ends(tolerance: float, gap: float, together: int) -> None:
+    x_MD, starts_W, gold_2W = long_windows()
+    costs = (1e-2, 1.0, 100.0)
+    given = Choices(starts_W, gold_2W, np.ones((1, 60)), np.arange(2), np.zeros(2, int), np.array([costs, costs]).T)
+    found = solve_choices(x_MD, given, tolerance, together=together)
+    assert bool(found.converged_SP.all())
+    for s, cost in enumerate(costs):
+        for k in (0, 1):
+            least, weight_D = plain_newton(x_MD, starts_W, gold_2W[k], cost)
+            score_M = (x_MD.double() @ found.weight_SPD[s, k]).numpy()
+            parts = np.split(score_M, starts_W[1:])
+            loss = np.mean([np.logaddexp.reduce(p) for p in parts]) - score_M[gold_2W[k]].mean()
+            value = loss + float(found.weight_SPD[s, k].square().sum()) / (2 * cost * 60)
+            assert -1e-12 <= value - least <= gap
+            assert float(found.objective_SP[s, k]) == pytest.approx(value, abs=5e-6 if tolerance > 1e-6 else 1e-12)
+            if tolerance < 1e-6:
+                np.testing.assert_allclose(found.weight_SPD[s, k].numpy(), weight_D, rtol=1e-3, atol=1e-4)
+
+
+def test_drawn_tokens_stand_for_all() -> None:
+    x_MD, starts_W, gold_2W = long_windows()
+    weight_2W = np.random.default_rng(2).integers(0, 3, (2, 60))
+    both, draw = torch.arange(2), torch.Generator().manual_seed(7)
+    job = _Windows(x_MD, Choices(starts_W, gold_2W, weight_2W, np.arange(2), np.arange(2), np.ones((1, 2))))
+    job.decay_P = torch.full((2,), 1e-3, dtype=torch.float64)
+    point_2D = 0.5 * torch.randn(2, 6, dtype=torch.float64, generator=draw)
+    exact, slope_2D = job.evaluate(point_2D, both)
+    whole = torch.stack([job.curved(torch.eye(6)[[i, i]], both) for i in range(6)], 1)
+    job.exact = False
+    near, near_2D = job.evaluate(point_2D, both)
+    torch.testing.assert_close(near, exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(near_2D, slope_2D, rtol=0, atol=5e-6)
+    drawn = torch.stack([job.curved(torch.eye(6)[[i, i]], both) for i in range(6)], 1)
+    assert job.drawn is not None and len(job.drawn[0]) < len(x_MD) / 3
+    kept_PW = np.concatenate([np.add.reduceat(job.drawn[1][:, b.tokens], b.starts_B, axis=1) for b in job.drawn[2]], 1)
+    np.testing.assert_allclose(kept_PW, job.share_PW, atol=1e-6)
+    for k in (0, 1):  # as a quadratic form, within a quarter of the whole one
+        ratio = torch.linalg.eigvals(torch.linalg.solve(whole[k], drawn[k])).real
+        assert float(ratio.min()) > 0.75 and float(ratio.max()) < 1.25
+
+
+def test_a_path_ends_where_enough_is_known() -> None:
+    x_MD, starts_W, gold_2W = windows()
+    cost_SP = np.logspace(-3, 1, 5)[:, None].repeat(2, 1)
+    given = Choices(starts_W, gold_2W, np.ones((1, 50)), np.arange(2), np.zeros(2, int), cost_SP)
+    seen: list[int] = []
+    found = solve_choices(x_MD, given, enough=lambda w: bool(seen.append(len(w)) or sum(seen) > 3), together=2)
+    assert seen == [2, 2] and len(found.weight_SPD) == len(found.objective_SP) == 4
+
+
 def test_a_constant_for_all_tokens_has_no_gradient_and_gets_no_weight() -> None:
     x_MD, starts_W, gold_2W = windows()
     wide_ME = torch.cat([x_MD, torch.ones(len(x_MD), 1)], 1)

@@ -94,10 +94,10 @@ class Stored:
         for path in sorted(self.directory.glob("*.safetensors")):
             try:
                 with safe_open(path, "pt") as f:
-                    parts.append(f.get_tensor(f"layer.{number}").float() * f.get_tensor("scale")[number])
+                    parts.append(f.get_tensor(f"layer.{number}").float().mul_(f.get_tensor("scale")[number]))
             except SafetensorError as e:
                 raise DataError(f"{path} is damaged ({e}). Delete it and run the same command again.") from e
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def states(model: nn.Module, batch: Batch, kind: FeatureKind, mask_id: int | None = None) -> list[Tensor]:
@@ -115,7 +115,8 @@ def states(model: nn.Module, batch: Batch, kind: FeatureKind, mask_id: int | Non
             "target": lambda: batch.targets["target"] != IGNORE,
             "allowed": lambda: (batch.targets["allowed"] != 0) & real_BT,
         }[kind]()
-        return [s[keep_BT].float() for s in seen]
+        at_M = keep_BT.flatten().nonzero()[:, 0]  # once for all layers: a mask would be searched again for each
+        return [s.flatten(0, 1).index_select(0, at_M).float() for s in seen]
     at_B = _place(batch.inputs["input_ids"], real_BT, kind, mask_id)
     rows_B = torch.arange(len(at_B))
     if kind.startswith("mlm-"):
@@ -162,11 +163,17 @@ def config_of(cfg: Any) -> dict[str, Any]:
     return {k: v for k, v in cfg.model_dump(mode="json").items() if k in fields - {"parity"}}
 
 
+@lru_cache(maxsize=1)
+def _weights(model: nn.Module) -> str:
+    """The hash of a model that is only read, once for all splits."""
+    return model_hash(model)
+
+
 def key_of(read: Reading, rows_digest: str, ask: Ask) -> str:
     """Name of an extraction: everything that changes a number in it."""
     tokenizer = digest(read.loaded.tokenizer.backend_tokenizer.to_str())
     wording = repr((read.mode, read.encoding, read.template))
-    return digest([FORMAT, SHARD, model_hash(read.loaded.model), tokenizer, wording, rows_digest, ask.kind], 12)
+    return digest([FORMAT, SHARD, _weights(read.loaded.model), tokenizer, wording, rows_digest, ask.kind], 12)
 
 
 def store(

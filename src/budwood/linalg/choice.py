@@ -2,22 +2,33 @@
 
 A conditional logit: score_t = w . h_t, softmax within a window, no intercept (it would change nothing). Problems differ
 in the token to be found, in the windows they count and in their cost; the objective is mean loss + |w|^2 / (2 C n).
-Shapes: M tokens of all windows, W windows, D features, Y targets, R window sets, P problems, S costs, A problems meant.
+Shapes: M tokens of all windows, W windows, D features, Y targets, R window sets, P problems, S costs, A problems meant,
+B windows and T tokens of a block.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from budwood.linalg.newton import minimise
+from budwood.linalg.newton import Minimum, minimise
 
-SAMPLE = 128  # tokens per feature that suffice for a preconditioner
+SAMPLE, LEAST, FINER = 16, 4096, 8  # tokens per feature and in all for a preconditioner; times as many for the next
 LIKELY = 0.04  # of an equal share of its window's chance; tokens with less do not count there
+FAINT = -40.0  # log of a chance that counts as none, far above numbers too small to be fast
 CACHE = 2**22  # bytes of states that are worked on at once
+FEW = 10
+SPARE, FEWEST, DRAWN = 4, 16, 2**25  # of how many tokens one is drawn, how many at least of a window, numbers at most
+DOUBT = 0.2  # share of chances that counts as right already in the first step, which else goes far too far
+DRAWS = 8  # Newton steps by drawn tokens
+ROUGH = 1e-6  # of an objective, relative: what float32 can tell
+
+EVEN = -1  # in place of a target: before anything is learned
+Curve = tuple[Tensor, Tensor]  # spectrum_D and basis_DD of a Hessian without its decay
 
 
 @dataclass(frozen=True)
@@ -46,17 +57,46 @@ class Found:
     converged_SP: Tensor
 
 
-def solve_choices(x_MD: Tensor, choices: Choices, tolerance: float = 1e-9, start_PD: Tensor | None = None) -> Found:
-    """Every problem at every cost of its path, warm-started along it, from `start_PD` or nothing."""
-    job = _Windows(x_MD, choices)
-    point_PD = torch.zeros(len(choices.gold_P), x_MD.shape[1], dtype=torch.float64) if start_PD is None else start_PD
+def solve_choices(
+    x_MD: Tensor,
+    choices: Choices,
+    tolerance: float = 1e-9,
+    start_PD: Tensor | None = None,
+    enough: Callable[[Tensor], bool] = lambda weight_SPD: False,
+    together: int = 1,
+) -> Found:
+    """Every problem at every cost of its path, from `start_PD` or nothing.
+
+    One read of the states serves all problems at so many costs `together`; the next costs begin where the largest of
+    those ended, which is the shorter way to large ones. `enough` is shown the weights of every such group and may end
+    the path.
+    """
+    count = len(choices.gold_P)
+    group = min(together, len(choices.cost_SP))
+    point_PD = torch.zeros(count, x_MD.shape[1], dtype=torch.float64) if start_PD is None else start_PD.double()
+    flat = replace(choices, gold_P=np.tile(choices.gold_P, group), rows_P=np.tile(choices.rows_P, group))
+    job = _Windows(x_MD, flat)
     found = []
-    for cost_P in choices.cost_SP:
-        job.decay_P = torch.from_numpy(1.0 / (cost_P * job.total_P.numpy()))
-        end = minimise(job, point_PD, tolerance)
-        point_PD = end.point_PD
-        found.append((point_PD.clone(), end.value_P.clone(), end.slope_P, end.converged_P))
-    return Found(*(torch.stack(part) for part in zip(*found)))
+    for i in range(0, len(choices.cost_SP), group):
+        cost_SP = choices.cost_SP[i : i + group]
+        end = _minimum(job, cost_SP, tolerance, point_PD.repeat(len(cost_SP), 1))
+        parts = (end.point_PD, end.value_P, end.slope_P, end.converged_P)
+        found.append([part.unflatten(0, (len(cost_SP), count)) for part in parts])
+        point_PD = found[-1][0][-1]
+        if enough(found[-1][0]):
+            break
+    return Found(*(torch.cat(part) for part in zip(*found)))
+
+
+def _minimum(job: _Windows, cost_SP: np.ndarray, tolerance: float, start_QD: Tensor) -> Minimum:
+    """The first Q = S x P problems of a job, of one cost each: as far as float32 can tell, further in float64."""
+    job.decay_P[: cost_SP.size] = 1 / (torch.from_numpy(cost_SP.ravel()) * job.total_P[: cost_SP.size])
+    job.exact, job.draws, job.shortened = False, 0, 0
+    end = minimise(job, start_QD, max(tolerance, ROUGH), noise=ROUGH, prepared=bool(job.curves))
+    if tolerance >= ROUGH:
+        return end
+    job.exact = True
+    return minimise(job, end.point_PD, tolerance, prepared=True)
 
 
 def log_chances(score_PM: np.ndarray, starts_W: np.ndarray) -> np.ndarray:
@@ -79,7 +119,7 @@ class _Block:
     tokens: slice
     windows: slice
     starts_B: np.ndarray
-    size_B: Tensor
+    window_T: Tensor  # of every token
 
 
 def _blocks(starts_W: np.ndarray, tokens: int, most: int) -> list[_Block]:
@@ -92,7 +132,7 @@ def _blocks(starts_W: np.ndarray, tokens: int, most: int) -> list[_Block]:
             slice(int(edges_W1[a]), int(edges_W1[b])),
             slice(int(a), int(b)),
             edges_W1[a:b] - edges_W1[a],
-            torch.from_numpy(np.diff(edges_W1[a : b + 1])),
+            torch.from_numpy(np.repeat(np.arange(b - a), np.diff(edges_W1[a : b + 1]))),
         )
         for a, b in zip(cuts, cuts[1:])
     ]
@@ -101,16 +141,16 @@ def _blocks(starts_W: np.ndarray, tokens: int, most: int) -> list[_Block]:
 class _Windows:
     """The P problems at one cost each, as `newton.minimise` wants them.
 
-    Every product goes block by block: states are read once, widened to float64 in the cache, and no array of their size
-    is ever made.
+    Every product goes block by block: states are read once, widened to float64 in the cache where `exact`, and no array
+    of their size is ever made.
     """
 
     most = 180
-    patience = 5  # a preconditioner costs about as much as four inner iterations
 
     def __init__(self, x_MD: Tensor, choices: Choices) -> None:
-        self.x_MD, self.choices = x_MD.float(), choices
-        self.blocks = _blocks(choices.starts_W, len(x_MD), max(1, CACHE // (8 * x_MD.shape[1])))
+        self.x_MD, self.choices, self.exact = x_MD.float(), choices, True
+        self.most_tokens = max(1, CACHE // (8 * x_MD.shape[1]))
+        self.blocks = _blocks(choices.starts_W, len(x_MD), self.most_tokens)
         size_W = np.diff(np.append(choices.starts_W, len(x_MD)))
         self.likely_W = torch.from_numpy(LIKELY / size_W).float()
         self.window_M = torch.from_numpy(np.repeat(np.arange(len(size_W)), size_W))
@@ -118,78 +158,139 @@ class _Windows:
         self.total_P = weight_PW.sum(1)
         self.share_PW = weight_PW / self.total_P[:, None]
         self.decay_P = torch.ones_like(self.total_P)
-        self.gold_P = torch.from_numpy(choices.gold_P)
-        self.chance_PM = torch.empty(len(choices.gold_P), len(x_MD))
-        self.inverse_DD: dict[int, Tensor] = {}  # by the token that is looked for
+        self.mass_PM = torch.empty(len(choices.gold_P), len(x_MD))  # of the curvature: chance times share
+        self.even_P = torch.zeros(len(choices.gold_P), dtype=torch.bool)  # where all tokens are equally likely
+        self.kind_P = torch.full_like(self.even_P, EVEN, dtype=torch.long)
+        self.curves: dict[int, Curve] = {}
+        self.drawn: tuple[Tensor, Tensor, list[_Block]] | None = None  # for the curvature at the last point
+        self.draws = self.tried = self.shortened = 0  # points tried since the last draw; steps that were too long
+
+    @property
+    def patience(self) -> int:
+        """A preconditioner costs about as much as five products with all tokens, or twenty with drawn ones."""
+        return 8 if self.drawn is None or self.drawn[0] is self.x_MD else 16
 
     def evaluate(self, point_AD: Tensor, index_A: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss plus penalty, and its gradient, in float64."""
+        """Mean loss plus penalty, and its gradient; sums over blocks and windows' losses are float64 in any case."""
         gold_AW = torch.from_numpy(self.choices.gold_YW[self.choices.gold_P[index_A.numpy()]])
-        decay_A = self.decay_P[index_A]
+        share_AW, decay_A = self.share_PW[index_A], self.decay_P[index_A]
+        self.drawn, self.tried = None, self.tried + 1
+        self.even_P[index_A] = (point_AD == 0).all(1)
         value_A = decay_A * point_AD.square().sum(1) / 2
         gradient_AD = decay_A[:, None] * point_AD
+        width = torch.float64 if self.exact else torch.float32
+        near_AD, near_AW = point_AD.to(width), share_AW.to(width)
+        doubt_A1 = DOUBT * self.even_P[index_A, None].to(width)
         for block in self.blocks:
-            wide_TD = self.x_MD[block.tokens].double()
-            log_AT = torch.from_numpy(log_chances((point_AD @ wide_TD.T).numpy(), block.starts_B))
-            gold_AB, share_AB = gold_AW[:, block.windows] - block.tokens.start, self.share_PW[index_A, block.windows]
-            value_A -= (log_AT.gather(1, gold_AB) * share_AB).sum(1)
-            chance_AT = log_AT.exp_()
-            self.chance_PM[index_A, block.tokens] = torch.where(chance_AT < 1e-14, 0.0, chance_AT).float()
-            miss_AT = chance_AT.scatter_add_(1, gold_AB, torch.full_like(share_AB, -1.0))
-            miss_AT.mul_(share_AB.repeat_interleave(block.size_B, 1))
-            gradient_AD += miss_AT @ wide_TD
+            x_TD = self.x_MD[block.tokens].to(width)
+            score_AT = _scores(near_AD, x_TD)
+            peak_AB = torch.from_numpy(np.maximum.reduceat(score_AT.numpy(), block.starts_B, axis=1))
+            score_AT -= peak_AB.index_select(1, block.window_T)
+            gold_AB, share_AB = gold_AW[:, block.windows] - block.tokens.start, near_AW[:, block.windows]
+            told_AB = score_AT.gather(1, gold_AB).double()
+            mass_AT = score_AT.clamp_(min=FAINT).exp_()
+            total_AB = torch.from_numpy(np.add.reduceat(mass_AT.numpy(), block.starts_B, axis=1))
+            value_A += ((total_AB.double().log() - told_AB) * share_AW[:, block.windows]).sum(1)
+            mass_AT *= (share_AB / total_AB).index_select(1, block.window_T)
+            bent_AT = (mass_AT * (1 - doubt_A1)).scatter_add_(1, gold_AB, doubt_A1 * share_AB)
+            self.mass_PM[index_A, block.tokens] = bent_AT.float()
+            gradient_AD += mass_AT.scatter_add_(1, gold_AB, -share_AB) @ x_TD
         return value_A, gradient_AD
 
     def curved(self, direction_AD: Tensor, index_A: Tensor) -> Tensor:
-        """Hessian times direction: the covariance of scores within windows."""
+        """Hessian times direction: the covariance of scores within windows; by a draw of tokens unless `exact`."""
+        if self.drawn is None:
+            self.drawn = self._draw(index_A)
+        x_ND, mass_PN, blocks = self.drawn
         out_AD = self.decay_P[index_A].float()[:, None] * direction_AD
-        for block in self.blocks:
-            x_TD, chance_AT = self.x_MD[block.tokens], self.chance_PM[index_A, block.tokens]
-            share_AB = self.share_PW[index_A, block.windows].float()
-            drawn_AT = (direction_AD @ x_TD.T).mul_(chance_AT)
-            mean_AB = torch.from_numpy(np.add.reduceat(drawn_AT.numpy(), block.starts_B, axis=1))
-            drawn_AT.sub_(chance_AT.mul_(mean_AB.repeat_interleave(block.size_B, 1)))
-            out_AD += drawn_AT.mul_(share_AB.repeat_interleave(block.size_B, 1)) @ x_TD
+        share_AW = self.share_PW[index_A].float()
+        once_AW = torch.where(share_AW > 0, 1 / share_AW, 0.0)
+        mass_AN = mass_PN[index_A]
+        for block in blocks:
+            x_TD, mass_AT = x_ND[block.tokens], mass_AN[:, block.tokens]
+            bent_AT = _scores(direction_AD, x_TD).mul_(mass_AT)
+            mean_AB = torch.from_numpy(np.add.reduceat(bent_AT.numpy(), block.starts_B, axis=1))
+            mean_AB *= once_AW[:, block.windows]
+            out_AD += bent_AT.addcmul_(mass_AT, mean_AB.index_select(1, block.window_T), value=-1) @ x_TD
         return out_AD
+
+    def _draw(self, index_A: Tensor) -> tuple[Tensor, Tensor, list[_Block]]:
+        """Tokens that stand for all in a Hessian (x_ND), their mass in every problem (mass_PN), and their blocks.
+
+        Taken at even steps of the mass of all problems together: a likely token is sure to be among them, an unlikely
+        one stands for several. Every window keeps its whole mass. Where steps by drawn tokens are too long, as happens
+        to large costs, or many are needed, all tokens are taken.
+        """
+        count, width = self.x_MD.shape
+        self.shortened += self.draws > 1 and self.tried > 1
+        self.draws, self.tried = self.draws + 1, 0
+        wanted = min(max(count // SPARE, 2 * SAMPLE * width), DRAWN // width)
+        poor = self.shortened > 1 or self.draws > DRAWS
+        if self.exact or poor or 2 * wanted > count or wanted < FEWEST * len(self.likely_W):
+            return self.x_MD, self.mass_PM, self.blocks
+        mass_AM = self.mass_PM[index_A]
+        reach_M = mass_AM.sum(0).double()
+        reach_M *= wanted / reach_M.sum()
+        first_W = torch.from_numpy(self.choices.starts_W)
+        reach_M[first_W] = reach_M[first_W].clamp_min(1.001)  # no window goes without, whatever the rounding
+        edge_M = reach_M.cumsum(0).floor()
+        at_N = edge_M.diff(prepend=edge_M.new_zeros(1)).nonzero()[:, 0]
+        starts_W = torch.searchsorted(at_N, torch.from_numpy(self.choices.starts_W)).numpy()
+        mass_AN = mass_AM[:, at_N] / reach_M[at_N].clamp_(1e-9, 1).float()
+        whole_AW = torch.from_numpy(np.add.reduceat(mass_AN.numpy(), starts_W, axis=1))
+        mass_AN *= (self.share_PW[index_A].float() / whole_AW.clamp_min(1e-30)).index_select(1, self.window_M[at_N])
+        mass_PN = torch.zeros(len(self.mass_PM), len(at_N))
+        mass_PN[index_A] = mass_AN
+        return self.x_MD[at_N], mass_PN, _blocks(starts_W, len(at_N), self.most_tokens)
 
     def prepare(self, index_A: Tensor, own: bool) -> None:
-        """One inverse for all problems that look for the same token: the Hessian of the fullest of them."""
-        for gold in self.gold_P[index_A].unique().tolist():
-            mine_A = index_A[self.gold_P[index_A] == gold]
-            self.inverse_DD[gold] = self._inverse(int(mine_A[self.total_P[mine_A].argmax()]))
+        """One curve for all problems that look for the same token: of the one with the largest cost.
 
-    def _inverse(self, p: int) -> Tensor:
-        """Of problem p's Hessian, by the tokens that may be chosen at all; of a sample of windows where they are many.
+        Before anything is learned nearly all tokens are equally likely, and one curve serves every problem.
+        """
+        for p in index_A.tolist():
+            self.kind_P[p] = EVEN if self.even_P[p] else int(self.choices.gold_P[p])
+        for kind in self.kind_P[index_A].unique().tolist():
+            alike = index_A[self.kind_P[index_A] == kind]
+            size = FINER * SAMPLE if kind in self.curves else SAMPLE
+            self.curves[kind] = self._curve(int(alike[self.decay_P[alike].argmin()]), size)
 
-        A fit that has learned something gives nearly all of a window's chance to a few tokens, so that all windows
-        together often cost less than a sample with all tokens would.
+    def _curve(self, p: int, size: int) -> Curve:
+        """Of problem p's loss, by the tokens that may be chosen at all; of a sample of those where they are many.
+
+        A fit that has learned something gives nearly all of a window's chance to a few tokens.
         """
         width = self.x_MD.shape[1]
-        most = max(SAMPLE * width, 4 * len(self.x_MD) // width)
-        likely_M = self.chance_PM[p] > self.likely_W[self.window_M]
-        likely_M &= (self.share_PW[p] > 0)[self.window_M]
-        step = -(-int(likely_M.sum()) // most)
-        if step > 1:
-            likely_M &= self.window_M % step == 0
+        share_W = self.share_PW[p].float()
+        likely_M = self.mass_PM[p] > (self.likely_W * share_W)[self.window_M]
         at_T = likely_M.nonzero()[:, 0]
-        seen_B, window_T = self.window_M[at_T].unique(return_inverse=True)
-        share_B = self.share_PW[p][seen_B].float()
-        share_B /= share_B.sum()
-        x_TD, chance_T = self.x_MD[at_T], self.chance_PM[p][at_T]
-        chance_T = chance_T / torch.zeros(len(seen_B)).index_add_(0, window_T, chance_T)[window_T]
-        drawn_TD = x_TD * chance_T[:, None]
+        at_T = at_T[:: -(-len(at_T) // max(size * width, LEAST))]
+        seen_B, window_T = self.window_M[at_T].unique_consecutive(return_inverse=True)
+        share_B = share_W[seen_B] / share_W[seen_B].sum()
+        x_TD, mass_T = self.x_MD[at_T], self.mass_PM[p][at_T]
+        whole_B = torch.zeros(len(seen_B)).index_add_(0, window_T, mass_T)
+        mass_T = mass_T * (share_B / whole_B)[window_T]
+        drawn_TD = x_TD * mass_T[:, None]
         middle_BD = torch.zeros(len(seen_B), width).index_add_(0, window_T, drawn_TD)
-        block_DD = x_TD.T @ drawn_TD.mul_(share_B[window_T][:, None])
-        block_DD = (block_DD - middle_BD.T @ (middle_BD * share_B[:, None])).double()
-        ridge = float(self.decay_P[p]) + 1e-7 * float(block_DD.diagonal().mean()) + 1e-12
-        block_DD.diagonal().add_(ridge)
-        return torch.linalg.inv(block_DD).float()
+        block_DD = x_TD.T @ drawn_TD - middle_BD.T @ (middle_BD / share_B[:, None])
+        spectrum_D, basis_DD = torch.linalg.eigh(block_DD.double())
+        spectrum_D = spectrum_D.clamp_min(0) + 1e-7 * spectrum_D.mean() + 1e-12
+        return spectrum_D, basis_DD.float()
 
     def precondition(self, gradient_AD: Tensor, index_A: Tensor) -> Tensor:
-        """The inverse of its kind times each gradient."""
-        gold_A = self.gold_P[index_A]
+        """The inverse of its kind's curve and its own decay times each gradient."""
         out_AD = torch.empty_like(gradient_AD)
-        for gold, inverse_DD in self.inverse_DD.items():
-            mine_A = gold_A == gold
-            out_AD[mine_A] = gradient_AD[mine_A] @ inverse_DD
+        kind_A = self.kind_P[index_A]
+        for kind in kind_A.unique().tolist():
+            mine_A = kind_A == kind
+            spectrum_D, basis_DD = self.curves[kind]
+            stiff_AD = (spectrum_D + self.decay_P[index_A[mine_A], None]).float()
+            out_AD[mine_A] = ((gradient_AD[mine_A] @ basis_DD) / stiff_AD) @ basis_DD.T
         return out_AD
+
+
+def _scores(weight_AD: Tensor, x_TD: Tensor) -> Tensor:
+    """score_AT; of few vectors several times faster with tokens as rows of the product."""
+    if len(weight_AD) > FEW:
+        return weight_AD @ x_TD.T
+    return (x_TD @ weight_AD.T).T.contiguous()

@@ -56,14 +56,25 @@ class Minimum:
     products: int  # columns times inner iterations: what the work was
 
 
-def minimise(problems: Problems, start_PD: Tensor, tolerance: float = 1e-9, steps: int = 60) -> Minimum:
-    """Minimise every problem until its Newton decrement is below `tolerance` times (1 + its value)."""
+def minimise(
+    problems: Problems,
+    start_PD: Tensor,
+    tolerance: float = 1e-9,
+    steps: int = 60,
+    noise: float = EXACT,
+    prepared: bool = False,
+) -> Minimum:
+    """Minimise every problem until its Newton decrement is below `tolerance` times (1 + its value).
+
+    Values that differ by less than `noise` times that count as equal: what they are rounded to. `prepared`: there is a
+    preconditioner already, if of another place.
+    """
     count = len(start_PD)
     point_PD = start_PD.double().clone()
     every = torch.arange(count)
     value_P, gradient_PD = problems.evaluate(point_PD, every)
     converged_P = torch.zeros(count, dtype=torch.bool)
-    active_A, products, own, taken, slow = every, 0, False, 0, True
+    active_A, products, own, taken, slow = every, 0, False, 0, not prepared
     while len(active_A) and taken < steps:
         taken += 1
         fresh = slow
@@ -78,7 +89,7 @@ def minimise(problems: Problems, start_PD: Tensor, tolerance: float = 1e-9, step
         decrement_A = (gradient_PD[active_A] * step_AD.double()).sum(1) / 2
         done_A = decrement_A <= tolerance * (1 + value_P[active_A])
         near_A = decrement_A <= NEAR * (1 + value_P[active_A])
-        stuck_A = _walk(problems, point_PD, value_P, gradient_PD, step_AD.double(), active_A)
+        stuck_A = _walk(problems, point_PD, value_P, gradient_PD, step_AD.double(), active_A, noise)
         done_A |= stuck_A & near_A  # near the optimum float64 is at its end
         converged_P[active_A[done_A]] = True
         lost_A = stuck_A & ~done_A  # the step was wrong: tried again with a preconditioner of this place, once
@@ -90,7 +101,13 @@ def minimise(problems: Problems, start_PD: Tensor, tolerance: float = 1e-9, step
 
 
 def _walk(
-    problems: Problems, point_PD: Tensor, value_P: Tensor, gradient_PD: Tensor, step_AD: Tensor, active_A: Tensor
+    problems: Problems,
+    point_PD: Tensor,
+    value_P: Tensor,
+    gradient_PD: Tensor,
+    step_AD: Tensor,
+    active_A: Tensor,
+    noise: float,
 ) -> Tensor:
     """Take each step, halved until it lowers its value; returns which problems could not be lowered."""
     promise_A = (gradient_PD[active_A] * step_AD).sum(1)
@@ -100,7 +117,7 @@ def _walk(
         index = active_A[left_A]
         trial = point_PD[index] - share_A[left_A, None] * step_AD[left_A]
         value, gradient = problems.evaluate(trial, index)
-        slack = EXACT * (1 + value_P[index].abs())
+        slack = noise * (1 + value_P[index].abs())
         fine = value <= value_P[index] - DECREASE * share_A[left_A] * promise_A[left_A] + slack
         good = index[fine]
         point_PD[good], value_P[good], gradient_PD[good] = trial[fine], value[fine], gradient[fine]

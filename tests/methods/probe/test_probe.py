@@ -24,7 +24,7 @@ from budwood.linalg.leace import eraser
 from budwood.linalg.newton import minimise
 from budwood.linalg.softmax import cross_validate, stratified_folds
 from budwood.methods.probe import head, labels, spans, verb
-from budwood.methods.probe.code import folds_by_document, online_code, portions, resamples
+from budwood.methods.probe.code import folds_by_document, online_codes, portions, resamples
 from budwood.methods.probe.labels import code_length
 from budwood.methods.probe.saved import evaluate, predict
 from budwood.models.reference import resolve
@@ -380,7 +380,54 @@ def test_the_control_of_spans_has_its_own_cost(place, monkeypatch):
 
 def test_online_code_of_a_uniform_coder_is_the_uniform_code():
     assert portions(1000)[0] == 8 and portions(5) == [5]
-    assert online_code(np.full(100, 2.0), lambda n, m: np.full((1, m - n), 2.0)) == pytest.approx(200)
+    assert online_codes(np.full(100, 2.0), lambda n, m, s: np.full((s, 1, m - n), 2.0), 1) == pytest.approx(200)
+
+
+@pytest.mark.parametrize("late", [1.0, 40.0])
+def test_codes_left_away_change_no_length(late):
+    """The small cost is the best until, with `late`, it fails at the last portion; then the large one counts again."""
+    rate_SC = np.array([[1.0, 3.0], [2.0, 2.0], [9.0, 2.5]])
+    asked = []
+
+    def learn(known, following, count):
+        asked.append(count)
+        rate = rate_SC * ([[late], [1.0], [1.0]] if following == 1000 else 1.0)
+        return np.tile(rate[:count, :, None], (1, 1, following - known))
+
+    def whole(rate):
+        return 8 * 3.0 + rate + np.log2(3)
+
+    found = online_codes(np.full(1000, 3.0), learn, 3)
+    ends = np.array([[492 + 500 * late, 992 * 3.0], [992 * 2.0, 992 * 2.0], [992 * 9.0, 992 * 2.5]])
+    np.testing.assert_allclose(found, whole(ends.min(0)))
+    alone = []
+    online_codes(np.full(1000, 3.0), lambda *n: alone.append(n[2]) or learn(*n)[:, :1], 3)
+    assert min(alone) < 3 and min(asked[: len(portions(1000)) - 1]) == 3  # the other code may yet want the large cost
+
+
+def test_the_cost_of_a_search_is_that_of_exact_fits():
+    rng = np.random.default_rng(3)
+    signs = 0.5 * rng.normal(size=(2, 12))
+    sides = []
+    for count in (30, 60):
+        size_W = rng.integers(70, 120, count)
+        starts_W = np.cumsum(size_W) - size_W
+        x_MD = rng.normal(size=(int(size_W.sum()), 12))
+        noisy_2M = signs @ x_MD.T + rng.gumbel(size=(2, len(x_MD)))
+        gold_2W = np.stack([starts_W + [p.argmax() for p in np.split(n, starts_W[1:])] for n in noisy_2M])
+        sides.append((torch.from_numpy(x_MD).float(), starts_W, gold_2W))
+    (x_MD, starts_W, gold_2W), (tuned_MD, tune_W, asked_2W) = sides
+    costs = np.logspace(-5, 2, 8)
+    found = spans.search(spans.Seen(x_MD, starts_W, tuned_MD, tune_W), gold_2W, asked_2W, costs)
+    cost_SP = costs[:, None].repeat(2, 1)
+    every = Choices(starts_W, gold_2W, np.ones((1, 30)), np.arange(2), np.zeros(2, int), cost_SP)
+    exact = solve_choices(x_MD, every, 1e-11).weight_SPD
+    loss = []
+    for weight_2D in exact:
+        log_2M = log_chances((weight_2D @ tuned_MD.double().T).numpy(), tune_W)
+        loss.append(-np.take_along_axis(log_2M, asked_2W, 1).mean())
+    assert 0 < found.number == int(np.argmin(loss)) < 7 and found.unconverged == 0
+    torch.testing.assert_close(found.weight_2D, exact[found.number], rtol=0.02, atol=1e-3)
 
 
 def test_folds_and_resamples_keep_documents_whole():

@@ -32,17 +32,26 @@ def shuffled(document_N: np.ndarray, seed: int) -> np.ndarray:
     return np.argsort(rank[document_N], kind="stable")
 
 
-def online_code(uniform_N: np.ndarray, learn: Callable[[int, int], np.ndarray]) -> float:
-    """Bits of all labels: the first portion at `uniform_N` bits each, every next one by what was learned before.
+def online_codes(uniform_N: np.ndarray, learn: Callable[[int, int, int], np.ndarray], costs: int) -> np.ndarray:
+    """bits_C of all labels in each code: the first portion at `uniform_N` bits each, the next ones by what was learned.
 
-    `learn(n, m)` fits on the first n rows and returns the bits of rows n .. m - 1 at every cost [S, m - n]; the code
-    names the cost it uses first.
+    `learn(n, m, s)` fits on the first n rows and returns the bits of rows n .. m - 1 at each of the s smallest costs
+    [s, C, m - n]; a code names the cost it uses first. Large costs are left away once they have taken more bits than
+    another would with all that is left at `uniform_N`; should that one do worse in the end, nothing is left away.
     """
     steps = portions(len(uniform_N))
-    bits_S = np.zeros(1)
-    for known, following in zip(steps, steps[1:]):
-        bits_S = bits_S + learn(known, following).sum(1)
-    return float(uniform_N[: steps[0]].sum() + bits_S.min() + np.log2(len(bits_S)))
+    first = uniform_N[: steps[0]].sum() + np.log2(costs)
+    for least in (1, costs):
+        bits_SC, kept = np.zeros((costs, 1)), costs
+        for known, following in zip(steps, steps[1:]):
+            more_SC = learn(known, following, kept).sum(2)
+            bits_SC = bits_SC + np.pad(more_SC, ((0, costs - kept), (0, 0)))
+            enough_C = bits_SC[:kept].min(0) + uniform_N[following:].sum()
+            while kept > least and (bits_SC[kept - 1] > enough_C).all():
+                kept -= 1
+        if (bits_SC[:kept].min(0) <= bits_SC.min(0)).all():  # what was left away is too long already, though a part
+            break
+    return np.asarray(first + bits_SC.min(0))
 
 
 def folds_by_document(label_N: np.ndarray, document_N: np.ndarray, folds: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from budwood.config.probe import ProbeConfig
 from budwood.linalg.softmax import Problems, cross_validate, solve
-from budwood.methods.probe.code import folds_by_document, online_code, resamples, shuffled
+from budwood.methods.probe.code import folds_by_document, online_codes, resamples, shuffled
 from budwood.methods.probe.side import Side
 
 CONTROL = 1e-6  # tolerance of control probes: nothing but a share of right answers is read from them
@@ -111,14 +111,14 @@ def code_length(x_ND: Tensor, label_N: np.ndarray, document_N: np.ndarray, cfg: 
     costs = torch.tensor(sorted(cfg.costs), dtype=torch.float64)[:, None]
     zero = torch.zeros(1, dtype=torch.long)
 
-    def learn(known: int, following: int) -> np.ndarray:
+    def learn(known: int, following: int, count: int) -> np.ndarray:
         near_ND = x_ND[:following]
         if known < x_ND.shape[1]:  # weights lie in the span of the rows, which has fewer dimensions than the features
             near_ND = near_ND @ torch.linalg.qr(near_ND[:known].T)[0]
-        problems = Problems(y_N[None, :known], torch.ones(1, known), zero, zero, costs, classes, True)
+        problems = Problems(y_N[None, :known], torch.ones(1, known), zero, zero, costs[:count], classes, True)
         found = solve(near_ND[:known], problems, 1e-6)
-        logits_SNK = found.logits(near_ND[known:], [(s, 0) for s in range(len(costs))]).double()
-        gold = y_N[known:following].expand(len(costs), -1)[..., None]
-        return -logits_SNK.log_softmax(2).gather(2, gold)[..., 0].numpy() / np.log(2)
+        logits_SNK = found.logits(near_ND[known:], [(s, 0) for s in range(count)]).double()
+        gold = y_N[known:following].expand(count, -1)[..., None]
+        return -logits_SNK.log_softmax(2).gather(2, gold).transpose(1, 2).numpy() / np.log(2)
 
-    return online_code(np.full(len(y_N), np.log2(classes)), learn)
+    return float(online_codes(np.full(len(y_N), np.log2(classes)), learn, len(costs))[0])

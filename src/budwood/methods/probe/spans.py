@@ -18,12 +18,14 @@ from budwood.data.span_decode import ORIGINAL, SpanPredictions, SpanRule, decode
 from budwood.data.squad import best_threshold, question_scores
 from budwood.data.task import Row
 from budwood.linalg.choice import Choices, log_chances, solve_choices
-from budwood.methods.probe.code import online_code, resamples, shuffled
+from budwood.methods.probe.code import online_codes, resamples, shuffled
 from budwood.methods.probe.labels import Scale
 from budwood.methods.probe.side import Side
 
 ENDS = ("start", "end")
-NEAR = 1e-6  # tolerance of fits that are compared, not kept
+NEAR = 1e-5  # tolerance of fits that are compared, not kept
+TOGETHER = 4  # costs that are tried at once: small ones are near one another
+CODE = 1e-4  # of those of which only the length of a code is read
 NEVER = -1e9  # a threshold under which nothing is answered
 
 
@@ -63,37 +65,13 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
     """The probe of one layer; cost and threshold come from `tune`."""
     scale = Scale.of(x_MD)
     x_MD, tuned_MD = scale(x_MD), scale(tune_MD)
-    encoded, starts_W = train.stored.encoded, train.stored.offsets_N1[:-1]
-    gold_YW = np.concatenate([gold(encoded), control_gold(train, cfg.seed)])
+    starts_W, gold_2W = train.stored.offsets_N1[:-1], gold(train.stored.encoded)
+    seen = Seen(x_MD, starts_W, tuned_MD, tune.stored.offsets_N1[:-1])
     costs = np.array(sorted(cfg.costs))
-    one_W = np.ones((1, len(starts_W)))
-    tune_starts_W = tune.stored.offsets_N1[:-1]
-
-    def chosen(pair: list[int], asked_2W: np.ndarray) -> tuple[Tensor, int, int]:
-        """Start and end vectors for two rows of `gold_YW` at the cost with the lowest loss on the tuning rows.
-
-        With the number of that cost, and how many fits have not converged. Costs rise until the loss has risen twice
-        in a row: what follows overfits more and more, and takes longest.
-        """
-        found: list[Tensor] = []
-        losses: list[float] = []
-        unconverged = 0
-        for cost in costs:
-            one = Choices(starts_W, gold_YW, one_W, np.array(pair), np.zeros(2, int), np.full((1, 2), cost))
-            solved = solve_choices(x_MD, one, NEAR, found[-1] if found else None)
-            found.append(solved.weight_SPD[0])
-            losses.append(float(_loss(solved.weight_SPD, tuned_MD, tune_starts_W, asked_2W)[0]))
-            unconverged += int((~solved.converged_SP).sum())
-            if len(losses) > 2 and losses[-3] < losses[-2] < losses[-1]:
-                break
-        best = int(np.argmin(losses))
-        return found[best], best, unconverged
-
-    near_2D, best, unconverged = chosen([0, 1], gold(tune.stored.encoded))
-    last = Choices(starts_W, gold_YW, one_W, np.array([0, 1]), np.zeros(2, int), np.full((1, 2), costs[best]))
-    solved = solve_choices(x_MD, last, 1e-9, near_2D)
-    pair_2D, unconverged = solved.weight_SPD[0], unconverged + int((~solved.converged_SP).sum())
-    train_loss = float(_loss(pair_2D[None], x_MD, starts_W, gold_YW[:2])[0])
+    chosen = search(seen, gold_2W, gold(tune.stored.encoded), costs)
+    cost = float(costs[chosen.number])
+    solved = solve_choices(x_MD, _all(starts_W, gold_2W, costs[[chosen.number]]), 1e-9, chosen.weight_2D)
+    pair_2D = solved.weight_SPD[0]
     raw = lambda w: (w / scale.spread_D.double()).float()  # noqa: E731
     said = decode(raw(pair_2D), tune_MD, tune, cfg)
     threshold = tuned_threshold(said, tune.rows)
@@ -101,38 +79,96 @@ def fit(x_MD: Tensor, train: Side, tune: Side, tune_MD: Tensor, cfg: ProbeConfig
     control_2D = control_cost = bits = control_bits = None
     if controls:
         weight_RW = resamples(train.document_M[starts_W], cfg.repeats, cfg.seed)
-        rows_P, gold_P = np.repeat(np.arange(cfg.repeats), 2), np.tile([0, 1], cfg.repeats)
-        extra = Choices(starts_W, gold_YW, weight_RW, gold_P, rows_P, np.full((1, len(rows_P)), costs[best]))
-        repeats = tuple(
-            raw(w) for w in solve_choices(x_MD, extra, NEAR, pair_2D.repeat(cfg.repeats, 1)).weight_SPD[0].split(2)
-        )
-        random_2D, which, _ = chosen([2, 3], control_gold(tune, cfg.seed))
-        control_2D, control_cost = raw(random_2D), float(costs[which])
-        bits, control_bits = (code_length(x_MD, train, gold_YW[i : i + 2], costs, cfg) for i in (0, 2))
+        repeats = tuple(raw(w) for w in _resampled(x_MD, starts_W, gold_2W, weight_RW, cost, pair_2D))
+        random_2W = control_gold(train, cfg.seed)
+        random = search(seen, random_2W, control_gold(tune, cfg.seed), costs)
+        control_2D, control_cost = raw(random.weight_2D), float(costs[random.number])
+        bits, control_bits = code_lengths(x_MD, train, [gold_2W, random_2W], costs, cfg)
     uniform = float(2 * np.log2(np.diff(train.stored.offsets_N1)).sum())
     return SpanFit(
         raw(pair_2D),
-        float(costs[best]),
+        cost,
         threshold,
         mean_f1(thresholded(said, threshold), tune.rows),
-        train_loss,
+        float(_losses(pair_2D[None], x_MD, starts_W, gold_2W)[0]),
         repeats,
         control_2D,
         control_cost,
         bits,
         control_bits,
         uniform,
-        unconverged,
+        chosen.unconverged + int((~solved.converged_SP).sum()),
     )
 
 
-def _loss(weight_S2D: Tensor, x_MD: Tensor, starts_W: np.ndarray, gold_2W: np.ndarray) -> np.ndarray:
+@dataclass(frozen=True)
+class Seen:
+    """Standardised states that are learned from, those that choose the cost, and where the windows of each begin."""
+
+    x_MD: Tensor
+    starts_W: np.ndarray
+    tuned_MD: Tensor
+    tune_starts_W: np.ndarray
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Start and end vectors at the cost of that number, and how many fits on the way there have not converged."""
+
+    weight_2D: Tensor
+    number: int
+    unconverged: int
+
+
+def search(seen: Seen, gold_2W: np.ndarray, asked_2W: np.ndarray, costs: np.ndarray) -> Chosen:
+    """The cost with the lowest loss on the tuning rows, where `asked_2W` is to be found.
+
+    Costs rise, some at a time, until the loss has risen twice in a row: what follows overfits more and more, and takes
+    longest.
+    """
+    losses: list[float] = []
+
+    def enough(weight_S2D: Tensor) -> bool:
+        losses.extend(_losses(weight_S2D, seen.tuned_MD, seen.tune_starts_W, asked_2W).tolist())
+        return _risen(losses) is not None
+
+    solved = solve_choices(seen.x_MD, _all(seen.starts_W, gold_2W, costs), NEAR, None, enough, TOGETHER)
+    best = int(np.argmin(losses[: _risen(losses)]))
+    return Chosen(solved.weight_SPD[best], best, int((~solved.converged_SP).sum()))
+
+
+def _risen(losses: list[float]) -> int | None:
+    """How many losses there are up to a second rise in a row; none without one.
+
+    >>> _risen([3.0, 2.0, 2.5, 2.7, 1.0]), _risen([3.0, 2.0, 2.5])
+    (4, None)
+    """
+    return next((n + 3 for n, (a, b, c) in enumerate(zip(losses, losses[1:], losses[2:])) if a < b < c), None)
+
+
+def _all(starts_W: np.ndarray, gold_YW: np.ndarray, costs: np.ndarray) -> Choices:
+    """Every target in all windows at the same costs."""
+    count = len(gold_YW)
+    one_W, cost_SP = np.ones((1, len(starts_W))), costs[:, None].repeat(count, 1)
+    return Choices(starts_W, gold_YW, one_W, np.arange(count), np.zeros(count, int), cost_SP)
+
+
+def _resampled(
+    x_MD: Tensor, starts_W: np.ndarray, gold_2W: np.ndarray, weight_RW: np.ndarray, cost: float, pair_2D: Tensor
+) -> tuple[Tensor, ...]:
+    """Start and end vectors for each row of window counts, begun at the fit of all windows."""
+    count = len(weight_RW)
+    rows_P, gold_P = np.repeat(np.arange(count), 2), np.tile([0, 1], count)
+    many = Choices(starts_W, gold_2W, weight_RW, gold_P, rows_P, np.full((1, 2 * count), cost))
+    return solve_choices(x_MD, many, NEAR, pair_2D.repeat(count, 1)).weight_SPD[0].split(2)
+
+
+def _losses(weight_S2D: Tensor, x_MD: Tensor, starts_W: np.ndarray, gold_2W: np.ndarray) -> np.ndarray:
     """Mean loss of start and end at every cost."""
-    out = []
-    for weight_2D in weight_S2D:
-        log_2M = log_chances((weight_2D.float() @ x_MD.T).double().numpy(), starts_W)
-        out.append(-np.take_along_axis(log_2M, gold_2W, axis=1).mean())
-    return np.array(out)
+    count = len(weight_S2D)
+    log_PM = log_chances((weight_S2D.float().flatten(0, 1) @ x_MD.T).double().numpy(), starts_W)
+    loss_PW = -np.take_along_axis(log_PM, np.tile(gold_2W, (count, 1)), axis=1)
+    return np.asarray(loss_PW.reshape(count, -1).mean(1))
 
 
 def right_share(weight_2D: Tensor, x_MD: Tensor, side: Side, gold_2W: np.ndarray) -> float:
@@ -191,29 +227,30 @@ def tuned_threshold(found: SpanPredictions, rows: tuple[Row, ...]) -> float:
     return threshold if gain_N.mean() > 2 * gain_N.std() / np.sqrt(len(gain_N)) else NEVER
 
 
-def code_length(x_MD: Tensor, train: Side, gold_2W: np.ndarray, costs: np.ndarray, cfg: ProbeConfig) -> float:
-    """Bits of starts and ends in the online code over windows."""
+def code_lengths(
+    x_MD: Tensor, train: Side, golds: list[np.ndarray], costs: np.ndarray, cfg: ProbeConfig
+) -> tuple[float, ...]:
+    """Bits of starts and ends in the online code over windows, for each of several `gold_2W`."""
     offsets_N1 = train.stored.offsets_N1
     order_W = shuffled(train.document_M[offsets_N1[:-1]], cfg.seed)
     size_W = np.diff(offsets_N1)[order_W]
     starts_W = np.cumsum(size_W) - size_W
     at_M = np.arange(int(size_W.sum())) + np.repeat(offsets_N1[:-1][order_W] - starts_W, size_W)
     x_MD = x_MD[torch.from_numpy(at_M)]
-    gold_2W = gold_2W[:, order_W] - offsets_N1[:-1][order_W] + starts_W
+    gold_YW = np.concatenate(golds)[:, order_W] - offsets_N1[:-1][order_W] + starts_W
 
-    def learn(known: int, following: int) -> np.ndarray:
+    def learn(known: int, following: int, count: int) -> np.ndarray:
         edge = int(starts_W[known])
         last = int(starts_W[following]) if following < len(starts_W) else len(x_MD)
-        known_2W, one = gold_2W[:, :known], np.ones((1, known))
-        path = Choices(starts_W[:known], known_2W, one, np.array([0, 1]), np.zeros(2, int), costs[:, None].repeat(2, 1))
-        weight_S2D = solve_choices(x_MD[:edge], path, NEAR).weight_SPD
-        score = (weight_S2D.float().flatten(0, 1) @ x_MD[edge:last].T).double().numpy()
+        problem = _all(starts_W[:known], gold_YW[:, :known], costs[:count])
+        weight_SYD = solve_choices(x_MD[:edge], problem, CODE).weight_SPD
+        score = (weight_SYD.float().flatten(0, 1) @ x_MD[edge:last].T).double().numpy()
         log_PM = log_chances(score, starts_W[known:following] - edge)
-        asked_PW = np.tile(gold_2W[:, known:following] - edge, (len(costs), 1))
+        asked_PW = np.tile(gold_YW[:, known:following] - edge, (count, 1))
         bits_PW = -np.take_along_axis(log_PM, asked_PW, axis=1) / np.log(2)
-        return bits_PW.reshape(len(costs), 2, -1).sum(1)
+        return bits_PW.reshape(count, len(golds), 2, -1).sum(2)
 
-    return online_code(2 * np.log2(size_W), learn)
+    return tuple(online_codes(2 * np.log2(size_W), learn, len(costs)).tolist())
 
 
 def no_answer(rows: tuple[Row, ...]) -> float:

@@ -132,7 +132,7 @@ def _solved(words: Words, encoded: Features) -> np.ndarray:
     one = np.ones((1, len(size_W)))
     starts_W = np.cumsum(size_W) - size_W
     problem = Choices(starts_W, spans.gold(encoded), one, np.array([0, 1]), np.zeros(2, int), paths)
-    weight = solve_choices(torch.from_numpy(x_MD / spread_D), problem, 1e-6).weight_SPD.numpy()
+    weight = solve_choices(torch.from_numpy(x_MD / spread_D), problem, 1e-6, together=2).weight_SPD.numpy()
     return np.asarray(weight / spread_D, dtype=np.float32)
 
 
