@@ -168,7 +168,7 @@ def quality() -> None:
 
 
 def removal() -> None:
-    words = ("--task", TASK, "--scores", work / "scored-0", "--only", "ekfac", "--remove", "5%,10%", "--targets", 20)
+    words = ("--task", TASK, "--scores", work / "scored-0", "--only", "ekfac", "--remove", "10%", "--targets", 20)
     found = run("validate", "counterfactual", work / "tuned-0", *words, "--workers", 2, cwd=work)["results"]
     last = {r["scores"]: r for r in found if r["k"] == max(r["k"] for r in found)}
     ours, random = last["ekfac"]["flipped"], next(r["flipped"] for n, r in last.items() if n.startswith("random"))
