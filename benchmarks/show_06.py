@@ -1,12 +1,13 @@
 """Bars of checking by retraining: oracles, fleets, Ray, quality of EKFAC, removal, mislabels, bad input.
 
-make show-06        # about an hour on two cores; `--fast` leaves the long fleets out
+make show-06        # about an hour on two cores; `--fast` leaves the long fleets out, `--keep` takes runs of before
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from show import BUDWOOD, ROOT, Show, run
 
 show = Show()
 work = ROOT / "runs" / "show-06"
+if "--keep" not in sys.argv:  # else sections go on with what earlier ones made, which may be another commit's
+    shutil.rmtree(work, ignore_errors=True)
 work.mkdir(parents=True, exist_ok=True)
 FAST = "--fast" in sys.argv
 PLANTED = work / "planted"  # tiny-sentiment with one label in ten flipped

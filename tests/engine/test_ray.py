@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -30,6 +31,12 @@ def standing() -> Iterator[None]:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
         with engine.cluster(2):
             yield
+
+
+def given(arguments: dict[str, Any], part: Path) -> None:
+    import ray
+
+    part.write_text(json.dumps(ray.get_runtime_context().get_assigned_resources()))
 
 
 def refuse(arguments: dict[str, Any], part: Path) -> None:
@@ -81,15 +88,31 @@ def test_a_cluster_without_room_is_not_waited_for(
 
 
 def test_jobs_get_what_is_set_aside_for_them(standing: None, tmp_path: Path) -> None:
-    engine.run_jobs(jobs(tmp_path, 2), 2, resources={"cpus": 2, "memory": 1e6})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["0.txt", "1.txt"]
+    told = [Job("tests.engine.test_ray:given", {}, tmp_path / "given.json")]
+    engine.run_jobs(told, 2, resources={"cpus": 2, "memory": 1e6})
+    found = json.loads(told[0].output.read_text())
+    assert found["CPU"] == 2 and found["memory"] >= 1e6
 
 
-@pytest.mark.parametrize("asked,said", [({"gpus": 1}, r"GPU 1 \(most of a node: 0\)"), ({"bricks": 2}, "bricks 2")])
-def test_what_no_node_has_is_refused_at_once(asked: Any, said: str, standing: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked,said", [({"gpus": 1}, r"GPU 1 \(there: 0\)"), ({"bricks": 2}, "bricks 2")])
+def test_what_this_machine_does_not_have_is_refused_at_once(asked: Any, said: str, standing: None) -> None:
     with pytest.raises(ConfigError, match=said):
-        engine.run_jobs(jobs(tmp_path), resources=asked)
+        engine._check_room(engine._needs(asked))
+    engine._check_room(engine._needs({}))
+
+
+def test_a_cluster_without_what_jobs_need_is_told(
+    standing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "QUEUE", 1.0)
+    with pytest.raises(ConfigError, match=r"within 1 s: no node .* \(cpus 1, bricks 2\)"):
+        engine.run_jobs(jobs(tmp_path), resources={"bricks": 2})
     assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_address_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    engine.answering()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nonsense"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 from pydantic import Field, field_validator, model_validator
@@ -203,13 +203,16 @@ class IndexConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         description="What is kept of a row's gradient. coordinates: the same ones of all rows, fastest to ask; "
         "products: its own strongest outer products and its scores with calibration queries, nearer to exact scores.",
     )
-    bits: Annotated[Literal[4, 16] | None, Parameter(group=INFLUENCE)] = Field(
-        None,
-        description="Bits of a coordinate. 4 (default): ranks much nearer to exact scores for the same bytes; 16: a "
-        "question is answered several times faster. Products have 16.",
+    bits: Annotated[Literal[4, 16], Parameter(group=INFLUENCE)] = Field(
+        4,
+        description="Bits of a coordinate. 4: ranks much nearer to exact scores for the same bytes; 16: a question is "
+        "answered several times faster. Products always have 16.",
     )
     calibration: Annotated[int, Parameter(group=INFLUENCE)] = Field(
-        64, ge=1, description="Queries (seeded sample of the validation rows) that decide which coordinates carry most."
+        64,
+        ge=1,
+        description="Queries (seeded sample of the validation rows) that decide which coordinates carry most, and tell "
+        "what products leave out (then at most an eighth of an entry).",
     )
     measurement: Annotated[str, Parameter(group=INFLUENCE)] = Field(
         "margin", description="What is explained of a query: margin or loss."
@@ -220,14 +223,18 @@ class IndexConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         _check_strategies(self.strategy, ("ekfac",))
         if len(self.damping) != 1:
             raise ValueError("an index is built for one --damping; build another for another")
-        if self.entry == "products" and self.bits == 4:
-            raise ValueError("--entry products keeps numbers of 16 bits: leave --bits 4 away")
         return self
+
+    @field_validator("bits", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        """A number may be given as its digits: a choice among numbers does not turn them by itself."""
+        return int(value) if isinstance(value, str) and value.isdigit() else value
 
     @property
     def number_bits(self) -> int:
         """Bits of a stored number."""
-        return 16 if self.entry == "products" else self.bits or 4
+        return 16 if self.entry == "products" else self.bits
 
 
 class QueryConfig(IndexConfig):

@@ -128,10 +128,18 @@ def resources_of(wish: Sequence[str]) -> dict[str, float]:
     for text in wish:
         name, _, amount = text.partition("=")
         value = bytes_of(amount) if name == "memory" else _number(amount)
-        if not name or not value:
-            raise ValueError(f"--resources was given '{text}'; it takes NAME=AMOUNT, such as gpus=0.5 or memory=4GB")
+        if not name or not value or name in ("CPU", "GPU") or (name != "memory" and not _shared(value)):
+            raise ValueError(
+                f"--resources was given '{text}'; it takes NAME=AMOUNT, such as gpus=0.5 or memory=4GB: a whole number "
+                "or a share of one (from 0.0001), of cpus, gpus, memory or what the cluster itself names"
+            )
         found[name] = value
     return found
+
+
+def _shared(amount: float) -> bool:
+    """Whether Ray can deal it out: whole ones, or a part of one."""
+    return 1e-4 <= amount < 1 or amount == int(amount)
 
 
 def bytes_of(text: str) -> int | None:

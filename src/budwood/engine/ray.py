@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import socket
 import sys
@@ -40,12 +41,11 @@ def run_jobs(
     todo = missing(jobs)
     if not todo:
         return
-    with cluster(workers):
+    with cluster(workers, resources):
         import ray
 
         needs = _needs(resources or {})
-        _check_room(needs)
-        _check_storage(todo[0].output.parent)
+        _check_storage(todo[0].output.parent, needs)
         remote = ray.remote(max_retries=retries, max_calls=0, **needs)(_work)
         where = (str(Path.cwd()), [p for p in sys.path if p])
         waiting = list(todo)
@@ -73,15 +73,18 @@ def _needs(resources: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _check_room(needs: Mapping[str, Any]) -> None:
-    """Refuse what no node of the cluster has: Ray would wait for such a node for ever."""
+    """Refuse what this machine does not have: Ray would wait for such a node for ever.
+
+    (Other clusters may start one when it is asked for.)
+    """
     import ray
 
     asked = {"CPU": needs["num_cpus"], "GPU": needs["num_gpus"], "memory": needs["memory"], **needs["resources"]}
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
     if not any(all(node.get(k, 0) >= v for k, v in asked.items()) for node in nodes):
         most = {k: max((node.get(k, 0) for node in nodes), default=0) for k, v in asked.items() if v}
-        told = ", ".join(f"{k} {asked[k]:g} (most of a node: {v:g})" for k, v in most.items())
-        raise ConfigError(f"No node of the Ray cluster has what --resources asks for each job: {told}. Ask for less.")
+        told = ", ".join(f"{k} {asked[k]:g} (there: {v:g})" for k, v in most.items())
+        raise ConfigError(f"This machine does not have what --resources asks for each job: {told}. Ask for less.")
 
 
 def _settle(reference: Any, job: Job, retries: int) -> None:
@@ -115,7 +118,7 @@ def _work(where: tuple[str, list[str]], function: str, arguments: dict[str, Any]
 
 
 @contextlib.contextmanager
-def cluster(workers: int) -> Iterator[None]:
+def cluster(workers: int, resources: Mapping[str, float] | None = None) -> Iterator[None]:
     """A connection: kept if there is one, else made here and closed at the end. Nothing is reported to anyone."""
     _installed()
     import ray
@@ -134,7 +137,9 @@ def cluster(workers: int) -> Iterator[None]:
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
             raise _unreachable(address, str(e).splitlines()[0]) from e
     else:
-        _start(workers, quiet)
+        needs = _needs(resources or {})
+        _start(math.ceil(workers * needs["num_cpus"]), quiet)
+        _check_room(needs)
     try:
         yield
     finally:
@@ -144,7 +149,7 @@ def cluster(workers: int) -> Iterator[None]:
 def answering() -> None:
     """Refuse, within seconds and without importing Ray, what cannot work: no Ray here, or no cluster at its address."""
     _installed()
-    address = os.environ.get("RAY_ADDRESS", "local")
+    address = os.environ.get("RAY_ADDRESS") or "local"
     if address not in ("local", "auto"):  # auto: a cluster that was started on this machine
         reachable(address)
 
@@ -157,14 +162,14 @@ def _installed() -> None:
         )
 
 
-def _start(workers: int, quiet: dict[str, Any]) -> None:
+def _start(cpus: int, quiet: dict[str, Any]) -> None:
     """A cluster of this machine; Ray gives its own processes 30 s, which a busy machine may need several times."""
     import ray
 
     env = {"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
     for left in reversed(range(STARTS)):
         try:
-            ray.init(address="local", num_cpus=workers, include_dashboard=False, runtime_env=env, **quiet)
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, runtime_env=env, **quiet)
             return
         except Exception as e:  # Ray raises the bare class here
             ray.shutdown()
@@ -201,24 +206,30 @@ def _unreachable(address: str, why: str) -> ConfigError:
     )
 
 
-def _check_storage(directory: Path) -> None:
-    """A note written here must be seen by a worker, wherever it runs."""
+def _check_storage(directory: Path, needs: Mapping[str, Any]) -> None:
+    """A note written here must be seen by a worker, wherever there is room for a job."""
     import ray
 
     directory.mkdir(parents=True, exist_ok=True)
     note = directory.resolve() / f".seen-{uuid.uuid4().hex}"
     note.touch()
     try:
-        seen, node = ray.get(ray.remote(num_cpus=1)(_sees).remote(str(note)), timeout=QUEUE)
+        seen, node = ray.get(ray.remote(**needs)(_sees).remote(str(note)), timeout=QUEUE)
     except ray.exceptions.GetTimeoutError as e:
         raise ConfigError(
-            f"The Ray cluster did not begin a job within {QUEUE:g} s: none of its CPUs is free, or it has none. See "
-            "`ray status`, try again later, or use --engine local."
+            f"The Ray cluster did not begin a job within {QUEUE:g} s: no node is free that has what a job needs "
+            f"({_told(needs)}). See `ray status`, ask for less with --resources, try again later, or use "
+            "--engine local."
         ) from e
     finally:
         note.unlink(missing_ok=True)
     if not seen:
         raise _unseen(directory, f"node {node} of the Ray cluster does not see what is written here")
+
+
+def _told(needs: Mapping[str, Any]) -> str:
+    flat = {**{k: v for k, v in needs.items() if k != "resources"}, **needs["resources"]}
+    return ", ".join(f"{k.removeprefix('num_')} {v:g}" for k, v in flat.items() if v)
 
 
 def _unseen(directory: Path, what: str) -> ConfigError:

@@ -180,9 +180,13 @@ def test_questions_on_the_command_line(tuned: Path, budwood: Callable[..., Any],
     assert code == 2 and "--text is empty" in err
 
 
-def test_products_of_four_bits_are_refused() -> None:
-    with pytest.raises(ValueError, match="numbers of 16 bits"):
-        IndexConfig(task="t", entry="products", bits=4)
+def test_bits_are_given_on_the_command_line(tuned: Path, budwood: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811
+    words = ["influence", "index", tuned, "--task", "tiny-topic", *COMMON, "--print-config"]
+    code, out, err = budwood(*words, "--bits", 16)
+    assert code == 0 and "bits: 16" in out, err
+    code, out, err = budwood(*words, "--bits", 5)
+    assert code == 2 and "4 or 16" in err
+    assert IndexConfig(task="t", entry="products").number_bits == 16 and IndexConfig(task="t").number_bits == 4
 
 
 def test_a_question_to_products(tuned: Path, budwood: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811

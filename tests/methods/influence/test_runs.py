@@ -137,6 +137,19 @@ def test_fit_rows_grow_until_ranks_agree(
         assert torch.allclose(ours.tensor(f"G/{m.name}"), first.tensor(f"G/{m.name}"), rtol=1e-4, atol=1e-12)
 
 
+def test_covariances_of_kfac_grow_with_the_sample(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task = tuned
+    for name, value in (("FIRST", 6), ("BASES", 6), ("AGREE", 2.0)):
+        monkeypatch.setattr(growth, name, value)
+    wish = {"threads": 1, "strategy": ("kfac",)}
+    grown = run("influence fit", model, task, {**wish, "fit_rows": "auto", "out": tmp_path / "grown"})
+    plain = run("influence fit", model, task, {**wish, "out": tmp_path / "plain"})
+    assert [g["rows"] for g in grown.metrics["growth"]] == [6, 12, 24] and grown.metrics["growth"][1]["spearman"] < 1
+    ours, want = (Factors.open(r.run) for r in (grown, plain))
+    for m in want.maps:
+        assert torch.allclose(ours.tensor(f"G/{m.name}"), want.tensor(f"G/{m.name}"), rtol=1e-4, atol=1e-12)
+
+
 def test_second_moments_grow_in_bases_that_stay(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row goes through the model once for second moments, and they are those of one pass in the same bases."""
     model, task = tuned

@@ -381,6 +381,8 @@ def test_the_control_of_spans_has_its_own_cost(place, monkeypatch):
 def test_online_code_of_a_uniform_coder_is_the_uniform_code():
     assert portions(1000)[0] == 8 and portions(5) == [5]
     assert online_codes(np.full(100, 2.0), lambda n, m, s: np.full((s, 1, m - n), 2.0), 1) == pytest.approx(200)
+    few = online_codes(np.full(12, 2.0), lambda n, m, s: pytest.fail("too few rows to learn from"), 1, 2)
+    assert few.tolist() == [24.0, 24.0]  # of both codes
 
 
 @pytest.mark.parametrize("late", [1.0, 40.0])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from budwood.capture.gradients import Question
-from budwood.capture.stream import Map
+from budwood.capture.stream import Map, Sides
 from budwood.data.batch import Features
 from budwood.errors import ConfigError
 from budwood.methods.influence.coordinates import ROWS, weights_of
@@ -30,7 +30,7 @@ from budwood.methods.influence.pairs import Meeting, OnDisk
 from budwood.methods.influence.precondition import Preconditioner, Work, measurement, precondition, query_blocks
 from budwood.methods.influence.products import EVERY, Metric, Products, assemble, products_of
 from budwood.methods.influence.queries import calibration_rows, calibration_split
-from budwood.methods.influence.workshop import Shop, open_shop
+from budwood.methods.influence.workshop import Shop, open_shop, sweep
 from budwood.params import tree
 from budwood.store.files import digest
 
@@ -72,7 +72,8 @@ class Calibration:
         task, count = self.shop.read.task, calibrated(self.given["calibration"], self.given["count"])
         rows = task.rows(calibration_split(task))
         found = self.shop.read.encode([rows[i] for i in calibration_rows(task, count, self.shop.cfg.seed)])
-        return found.take(np.arange(min(count, len(found))))  # a long text may be several
+        # a forward pass alone leaves out, or stops at, queries without a finite loss; a long text may be several
+        return found.take(sweep(self.shop, found, np.arange(min(count, len(found))), lambda batch: (), _nothing))
 
     @cached_property
     def metric(self) -> Metric:
@@ -114,6 +115,10 @@ class Calibration:
         return found
 
 
+def _nothing(question: int, m: Map, s: Sides) -> None:
+    """Nothing is asked, so nothing comes."""
+
+
 _ready: dict[str, Calibration] = {}  # of this process: shards follow one another with the same queries
 
 
@@ -149,7 +154,7 @@ def products_shard(arguments: dict[str, Any], part: Path) -> None:
     own = calibration_of(arguments)
     shop, size = own.shop, own.shop.cfg.shard_rows
     order = np.argsort(-shop.train.lengths_N, kind="stable")[arguments["shard"] * size :][:size]
-    found, norm_B, share = products_of(shop, shop.train, order, Question(), own.metric, own.numbers, own.most)
+    found, norm_B, energy = products_of(shop, shop.train, order, Question(), own.metric, own.numbers, own.most)
     score_CB = torch.zeros(len(own.features), len(order), dtype=torch.float64)
     place = {int(n): i for i, n in enumerate(order)}
 
@@ -159,7 +164,7 @@ def products_shard(arguments: dict[str, Any], part: Path) -> None:
     meeting = Meeting(shop, own.ready, own.blocks(Path(arguments["queries"])), len(own.features), add)
     meeting(shop.train, order, own.most)
     skipped = [i for i in (shop.train.ids[n] for n in order) if i in shop.skipped]
-    tree.save(part, {**found, "norms": norm_B, "full": score_CB.float()}, {"skipped": skipped, "share": share})
+    tree.save(part, {**found, "norms": norm_B, "full": score_CB.float()}, {"skipped": skipped, **energy})
 
 
 def gather(place: Path, parts: Sequence[tuple[Path, np.ndarray]], queries: Path, arguments: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Factors on disk: covariances, eigenbases and second moments of every map, and what they are the factors of.
 
 RUN/factors/
-  covariance.safetensors   A/source [I, I], G/map [O, O]: means over positions
+  covariance.safetensors   A/source [I, I], G/map [O, O]: means over positions (A of exact labels: weighted)
   eigen.safetensors        qA/source, lA/source, qG/map, lG/map
   moments.safetensors      ekfac/map, diagonal/map [O, I]: means over rows
   factors.json             maps, rows, labels, model hash, damping evidence

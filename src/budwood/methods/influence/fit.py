@@ -190,7 +190,7 @@ def _wording(read: Reading, cfg: FitConfig) -> dict[str, Any]:
 
 def _copied(source: Path, place: Path, names: Sequence[str]) -> None:
     for file in (f"{n}.safetensors" for n in names):
-        if (source / file).exists() and not (place / file).exists():
+        if not (place / file).exists():
             with writing(place / file) as part:
                 shutil.copyfile(source / file, part)
 
@@ -221,13 +221,14 @@ def shards(shop: Shop, first: int, last: int) -> list[tuple[int, np.ndarray]]:
 def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) -> list[list[Job]]:
     """The covariances at `place`; returns the jobs of either half of the rows."""
     target = place / "covariance.safetensors"
+    weighed = "by-gradient" if bench.shop.labels == "exact" else "by-position"
     halves = [
         (
             half,
             Job(
                 f"{HERE}:covariance_shard",
                 {**bench.settings, "first": a, "last": b, "shard": i},
-                bench.path / "parts" / f"covariance-{a}-{b}-{i:05d}.safetensors",
+                bench.path / "parts" / f"covariance-{weighed}-{a}-{b}-{i:05d}.safetensors",
             ),
         )
         for a, b in ranges

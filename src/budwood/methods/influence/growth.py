@@ -1,7 +1,7 @@
 """How many rows factors need: the sample doubles until the ranking of calibration scores stops changing.
 
-Eigenbases are those of the first BASES rows at most: second moments are right in any basis, and in one that stays they
-are sums, so that every row of a larger sample is passed through the model once.
+Eigenbases are those of the first BASES rows at most (not with kfac, whose curvature they are): second moments are right
+in any basis, and in one that stays they are sums, so that further rows are passed through the model once for them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def grown(bench: Bench) -> Factors:
     before: np.ndarray | None = None
     while True:
         before_it = [step["rows"] for step in steps]
-        factors = fitted_on(bench, size, before_it, bench.path / "growth" / str(size), BASES)
+        # kfac reads its curvature off the bases' own covariances, so there these go on growing
+        settled = None if "kfac" in bench.shop.cfg.strategy else BASES
+        factors = fitted_on(bench, size, before_it, bench.path / "growth" / str(size), settled)
         now = _calibration(bench.shop, factors)
         agreement = None if before is None else float(spearman_by_row(before, now).mean())
         steps.append({"rows": size, "spearman": agreement})

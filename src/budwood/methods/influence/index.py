@@ -38,7 +38,7 @@ from budwood.methods.influence import coordinates as coords
 from budwood.methods.influence import entries
 from budwood.methods.influence.factors import Factors, Setting, differing
 from budwood.methods.influence.fit import Bench, fitted, identity, say_damping
-from budwood.methods.influence.memory import of_index, of_products, rows_within
+from budwood.methods.influence.memory import of_index, of_products, rows_within, whole_products
 from budwood.methods.influence.moments import Basis
 from budwood.methods.influence.precondition import all_there, measurement
 from budwood.methods.influence.products import Metric, Products
@@ -98,7 +98,8 @@ def index(session: Session) -> dict[str, Any]:
     told = {
         "entry": cfg.entry,
         "coordinates": count,
-        "answered_with": most_of(count, len(shop.train)) if cfg.entry == "coordinates" else count,
+        **({"answered_with": most_of(count, len(shop.train))} if cfg.entry == "coordinates" else {}),
+        "calibration": cfg.calibration if cfg.entry == "coordinates" else entries.calibrated(cfg.calibration, count),
         "bits": cfg.number_bits,
         "parameters": parameters,
         "share_of_coordinates": count / parameters,
@@ -109,7 +110,7 @@ def index(session: Session) -> dict[str, Any]:
         "measurement": cfg.measurement,
         "n": rows,
         "train": rows,
-        "bytes": session.run.file("index", TABLE[cfg.entry]).stat().st_size,
+        "bytes": sum(f.stat().st_size for f in session.run.file("index").iterdir()),
         "skipped": sorted(skipped),
     }
     return profiled(session, told)
@@ -134,6 +135,10 @@ def estimate(cfg: IndexConfig, models: tuple[ModelRef, ...], task: Task) -> dict
     shop = open_shop(settings_for(cfg, models[0].text), task)
     parameters = sum(m.out * m.columns for m in shop.maps)
     count = kept_of(cfg, parameters)
+    own = 0
+    if cfg.entry == "products":
+        entries.enough(shop.maps, count)
+        own = entries.calibrated(cfg.calibration, count) * whole_products(shop)
     few = np.arange(min(8, len(shop.train)))
     began = time.perf_counter()
     coords.gradients(shop, shop.train, few, Question(), lambda m, g: None)
@@ -143,7 +148,7 @@ def estimate(cfg: IndexConfig, models: tuple[ModelRef, ...], task: Task) -> dict
         "parameters": parameters,
         "coordinates": count,
         "rows": rows,
-        "disk_bytes": count * rows * cfg.number_bits // 8 + 4 * rows,
+        "disk_bytes": count * rows * cfg.number_bits // 8 + 2 * own + 4 * rows,
         "memory_bytes": 4 * parameters * (coords.ROWS + 6),
         # fitting (two passes and eigenbases), choosing, and the rows' own pass, each with turned gradients
         "seconds": round(each * (4 * rows + 2 * min(rows, SAMPLE)) * 1.5 + 2, 1),
@@ -214,8 +219,8 @@ def _assemble(
     with writing_directory(session.run.file("index")) as part:
         if cfg.entry == "products":
             entries.gather(part, files, before[1].output, dict(parts[0][0].arguments))
-            weighed = [tree.manifest(file)["share"] * len(piece) for file, piece in files]
-            share = sum(weighed) / len(shop.train)
+            held = [tree.manifest(file) for file, _ in files]
+            share = sum(h["kept"] for h in held) / max(sum(h["whole"] for h in held), 1e-300)
         else:
             kept, share = coords.load(before[0].output)
             size = sum(len(k.flat_K) for k in kept.values())

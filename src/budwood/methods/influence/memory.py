@@ -7,6 +7,7 @@ Shapes: O out, I in (with the bias's 1).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from budwood.errors import ConfigError
@@ -71,12 +72,19 @@ def of_index(shop: Shop, kept: int, bits: int) -> Need:
     return Need(_standing(shop) + held, _token(shop), 3 * size * n.largest + 3 * 4 * kept)
 
 
+def whole_products(shop: Shop) -> int:
+    """16-bit numbers of all outer products of a row of common length."""
+    tokens = math.ceil(float(shop.train.lengths_N.mean()))
+    return sum(min(tokens, m.out, m.columns) * (m.out + m.columns) for m in shop.maps)
+
+
 def of_products(shop: Shop, kept: int, queries: int) -> Need:
-    """`index` of products: eigenbases, weights, one shard of products, tiles of query gradients; per row its gradient
-    and what is kept, per token the products of all maps.
+    """`index` of products: eigenbases, weights, one shard of products or all of the calibration queries, tiles of query
+    gradients; per row its gradient and what is kept, per token the products of all maps.
     """
     n, size = sizes(shop), shop.like.element_size()
-    held = size * (n.sides + 2 * n.weights) + 2 * 2 * kept * shop.cfg.shard_rows + 4 * size * (1 << 24)
+    stored = max(kept * shop.cfg.shard_rows, queries * whole_products(shop))
+    held = size * (n.sides + 2 * n.weights) + 2 * 2 * stored + 4 * size * (1 << 24)
     token = _token(shop) + 4 * 4 * sum(m.out + m.columns for m in shop.maps)
     return Need(_standing(shop) + held, token, 3 * size * n.largest + 4 * kept + WIDE * queries * len(shop.maps))
 

@@ -61,9 +61,10 @@ Found = tuple[Tensor, Tensor, Tensor]
 
 def products_of(
     shop: Shop, features: Features, order: np.ndarray, question: Question, metric: Metric, numbers: int, most: int
-) -> tuple[dict[str, Tensor], Tensor, float]:
+) -> tuple[dict[str, Tensor], Tensor, dict[str, float]]:
     """The strongest products of every row at `order`, at most so many numbers each: ("sides/map" [J, O + I],
-    "strength/map" [J], "row/map" [J] places in `order`; squared lengths norm_B; share of them that is kept).
+    "strength/map" [J], "row/map" [J] places in `order`; squared lengths norm_B; how much of the squared strengths is
+    kept, and all of it).
     """
     place = {int(n): i for i, n in enumerate(order)}
     norm_B = torch.zeros(len(order), dtype=torch.float64)
@@ -98,7 +99,7 @@ def products_of(
             parts[f"sides/{name}"].append(torch.cat([left_BRO[keep_BR], right_BRI[keep_BR]], 1).half())
             parts[f"strength/{name}"].append(strength_BR[keep_BR])
             parts[f"row/{name}"].append(at_B[keep_BR.nonzero()[:, 0]])
-    return {k: torch.cat(p) for k, p in parts.items()}, norm_B, kept / max(whole, 1e-300)
+    return {k: torch.cat(p) for k, p in parts.items()}, norm_B, {"kept": kept, "whole": whole}
 
 
 def strongest(found: Mapping[str, Found], numbers: int) -> dict[str, Tensor]:
@@ -113,8 +114,8 @@ def strongest(found: Mapping[str, Found], numbers: int) -> dict[str, Tensor]:
     return dict(zip(found, keep_BX.split(widths, 1)))
 
 
-def assemble(place: Path, parts: Sequence[tuple[Path, np.ndarray]], maps: Sequence[Map]) -> int:
-    """Products of all parts, each with the places of its rows, map after map in one file; returns its bytes."""
+def assemble(place: Path, parts: Sequence[tuple[Path, np.ndarray]], maps: Sequence[Map]) -> None:
+    """Products of all parts, each with the places of its rows, map after map in one file."""
     small: dict[str, Tensor] = {}
     for m in maps:
         small[f"strength/{m.name}"] = torch.cat([_read(path, f"strength/{m.name}") for path, _ in parts])
@@ -131,7 +132,6 @@ def assemble(place: Path, parts: Sequence[tuple[Path, np.ndarray]], maps: Sequen
             first += len(sides)
     flat.flush()
     tree.save(place / "products.safetensors", small, {"maps": [[m.name, m.out, m.columns] for m in maps]})
-    return 2 * total
 
 
 def _read(path: Path, name: str) -> Tensor:

@@ -32,7 +32,9 @@ def shuffled(document_N: np.ndarray, seed: int) -> np.ndarray:
     return np.argsort(rank[document_N], kind="stable")
 
 
-def online_codes(uniform_N: np.ndarray, learn: Callable[[int, int, int], np.ndarray], costs: int) -> np.ndarray:
+def online_codes(
+    uniform_N: np.ndarray, learn: Callable[[int, int, int], np.ndarray], costs: int, codes: int = 1
+) -> np.ndarray:
     """bits_C of all labels in each code: the first portion at `uniform_N` bits each, the next ones by what was learned.
 
     `learn(n, m, s)` fits on the first n rows and returns the bits of rows n .. m - 1 at each of the s smallest costs
@@ -42,7 +44,7 @@ def online_codes(uniform_N: np.ndarray, learn: Callable[[int, int, int], np.ndar
     steps = portions(len(uniform_N))
     first = uniform_N[: steps[0]].sum() + np.log2(costs)
     for least in (1, costs):
-        bits_SC, kept = np.zeros((costs, 1)), costs
+        bits_SC, kept = np.zeros((costs, codes)), costs
         for known, following in zip(steps, steps[1:]):
             more_SC = learn(known, following, kept).sum(2)
             bits_SC = bits_SC + np.pad(more_SC, ((0, costs - kept), (0, 0)))

@@ -250,7 +250,7 @@ def code_lengths(
         bits_PW = -np.take_along_axis(log_PM, asked_PW, axis=1) / np.log(2)
         return bits_PW.reshape(count, len(golds), 2, -1).sum(2)
 
-    return tuple(online_codes(2 * np.log2(size_W), learn, len(costs)).tolist())
+    return tuple(online_codes(2 * np.log2(size_W), learn, len(costs), len(golds)).tolist())
 
 
 def no_answer(rows: tuple[Row, ...]) -> float:
