@@ -28,6 +28,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         local.run_jobs(jobs, 1, retries, finished)
 
     monkeypatch.setattr(ray, "run_jobs", pretended)
+    monkeypatch.setattr(ray, "answering", lambda: None)  # Ray itself may not be installed
     monkeypatch.setenv("BUDWOOD_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return seen
