@@ -111,8 +111,12 @@ def test_a_cluster_without_what_jobs_need_is_told(
 
 
 def test_an_empty_address_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "")
-    engine.answering()
+    asked: list[str] = []
+    monkeypatch.setattr(engine, "reachable", asked.append)
+    for address in ("", "local", "auto", "head:6379"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        engine.answering()
+    assert asked == ["head:6379"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nonsense"])
