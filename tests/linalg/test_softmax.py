@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.model_selection import StratifiedKFold
 
 from budwood.errors import DataError
+from budwood.linalg import softmax
 from budwood.linalg.softmax import Problems, cross_validate, solve, stratified_folds
 
 COSTS = (1e-4, 1e-2, 1.0, 100.0)
@@ -87,6 +88,25 @@ def test_row_weights_are_repetitions_and_two_starts_of_a_path_end_together():
     weighted = one(x, y, torch.from_numpy(count_N), [0.3])
     assert weighted == pytest.approx(one(x[many], y[many], torch.ones(len(many)), [0.3]), rel=1e-9)
     assert weighted == pytest.approx(one(x, y, torch.from_numpy(count_N), [1e-3, 0.01, 0.3]), rel=1e-8)
+
+
+def test_hard_costs_are_solved_with_preconditioners_of_their_own(monkeypatch):
+    rng = np.random.default_rng(0)
+    y_N = rng.integers(0, 2, 300)
+    x_ND = rng.normal(size=(300, 60)) @ (rng.normal(size=(60, 60)) * np.exp(rng.normal(size=60)))
+    x_ND += 2 * (2 * y_N - 1)[:, None] * (np.arange(60) < 4)
+    counts, values = [], []
+    for thin in (softmax.THIN, 1e-9):  # at the second an inner iteration is never worth a preconditioner
+        spent = []
+        curved = softmax._Regression.curved
+        with monkeypatch.context() as patch:
+            patch.setattr(softmax, "THIN", thin)
+            patch.setattr(softmax._Regression, "curved", lambda *a: spent.append(1) or curved(*a))  # noqa: B023
+            x, fold_N = torch.from_numpy(x_ND.astype(np.float32)), stratified_folds(y_N, 5)
+            values.append(cross_validate(x, y_N, 2, np.logspace(-4, 3, 8), fold_N).solution.objective_SP)
+        counts.append(len(spent))
+    assert counts[0] < 0.6 * counts[1]
+    torch.testing.assert_close(values[0], values[1], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("folds", [2, 5])

@@ -40,7 +40,7 @@ from budwood.models.sites import lm_transform, model_inputs, run, sites
 from budwood.store.files import cache_dir, canonical, digest, write_json
 
 FeatureKind = Literal["token", "target", "allowed", "cls", "last", "mean", "mask", "mlm-cls", "mlm-mask"]
-TOKENS = 2048  # padded tokens of a batch
+TOKENS = 1024  # padded tokens of a batch: little is padded, and what a layer makes of them stays near the cores
 HERE = Where()
 SHARD = 2048  # rows of a file: what is lost when a run is killed
 PEAK = 1024.0  # largest stored |value|: far from float16's limits on both sides

@@ -135,27 +135,29 @@ def _walk(
 def _newton_step(problems: Problems, gradient_AD: Tensor, index_A: Tensor) -> tuple[Tensor, int, int]:
     """Solve H step = gradient for every problem as far as it pays; returns steps, products spent, most iterations."""
     found_AD = torch.zeros_like(gradient_AD)
-    left_A, rest_AD, step_AD = torch.arange(len(index_A)), gradient_AD, found_AD
+    left_A, rest_AD, step_AD = torch.arange(len(index_A)), gradient_AD.clone(), torch.zeros_like(gradient_AD)
     way_AD = problems.precondition(rest_AD, index_A)
-    power_A = (rest_AD * way_AD).sum(1)
+    power_A = torch.linalg.vecdot(rest_AD, way_AD)
     goal_A, floor_A, total_A = power_A * 0.05**2, power_A * 1e-12, torch.zeros_like(power_A)
     spent = iterations = 0
-    while len(left_A) and iterations < INNER:
+    # problems are small, so that calls cost as much as numbers: work in place, and few of them
+    while len(index_A) and iterations < INNER:
         iterations += 1
-        spent += len(left_A)
+        spent += len(index_A)
         bent_AD = problems.curved(way_AD, index_A)
-        length_A = power_A / (way_AD * bent_AD).sum(1).clamp_min(torch.finfo(torch.float32).tiny)
-        step_AD = step_AD + length_A[:, None] * way_AD
-        rest_AD = rest_AD - length_A[:, None] * bent_AD
-        gained_A = length_A * power_A
-        total_A = total_A + gained_A
+        length_A = power_A / torch.linalg.vecdot(way_AD, bent_AD).clamp_min_(torch.finfo(torch.float32).tiny)
+        step_AD.addcmul_(length_A[:, None], way_AD)
+        rest_AD.addcmul_(length_A[:, None], bent_AD, value=-1)
+        gained_A = length_A.mul_(power_A)
+        total_A += gained_A
         ahead_AD = problems.precondition(rest_AD, index_A)
-        before_A, power_A = power_A, (rest_AD * ahead_AD).sum(1)
-        way_AD = ahead_AD + (power_A / before_A.clamp_min(1e-38))[:, None] * way_AD
+        turn_A = power_A.clamp_min_(1e-38).reciprocal_()
+        power_A = torch.linalg.vecdot(rest_AD, ahead_AD)
+        way_AD = torch.addcmul(ahead_AD, turn_A.mul_(power_A)[:, None], way_AD)
         # a small residual is not enough where the preconditioner is too stiff: the model must have stopped falling too
-        falling_A = iterations * gained_A > 0.25 * total_A
+        falling_A = gained_A > total_A * (0.25 / iterations)
         on_A = ((power_A > goal_A) | falling_A) & (power_A > floor_A)
-        if not bool(on_A.all()):
+        if not on_A.all():
             found_AD[left_A[~on_A]] = step_AD[~on_A]
             left_A, index_A, goal_A, floor_A, total_A = (x[on_A] for x in (left_A, index_A, goal_A, floor_A, total_A))
             power_A, step_AD, rest_AD, way_AD = (x[on_A] for x in (power_A, step_AD, rest_AD, way_AD))

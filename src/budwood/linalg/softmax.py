@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from budwood.errors import DataError
+from budwood.linalg.kron import gram_, mirrored
 from budwood.linalg.newton import minimise
 
 BLOCK = 4096  # rows that are widened to float64 at a time
@@ -26,6 +27,8 @@ STATE = 1 << 26  # most numbers of curvature held at once; more problems go in t
 CACHE = 1 << 20  # bytes of scores that are worked on at once
 SAMPLE = 16  # rows per feature that suffice for a preconditioner
 TINY = 1e-14  # chances below it count as none in the curvature
+THIN = 4  # how much slower an inner iteration is, number for number, than a product of whole matrices
+FAINT = 1e-3  # of the mean: rows that bend the objective less are left out of a preconditioner
 OWN = 1 << 27  # most numbers of preconditioners of single problems
 
 
@@ -88,13 +91,12 @@ class Solution:
 def solve(x_ND: Tensor, problems: Problems, tolerance: float = 1e-9) -> Solution:
     """Every problem at every cost of its path, warm-started along it."""
     _check(x_ND, problems)
-    count, stages = len(problems.label_P), len(problems.cost_SP)
+    count = len(problems.label_P)
     turn = max(1, STATE // (len(x_ND) * problems.vectors))
     parts = [
         _solve_turn(x_ND, problems.take(torch.arange(i, min(i + turn, count))), tolerance)
         for i in range(0, count, turn)
     ]
-    assert stages
     return Solution(*(torch.cat([getattr(p, n) for p in parts], 1) for n in Solution.__dataclass_fields__))
 
 
@@ -139,6 +141,16 @@ class _Regression:
         self.total_P = problems.weight_RN.double().sum(1)[problems.rows_P]
         shape = (len(problems.label_P), problems.vectors, len(x_ND))
         self.chance_PKN = torch.empty(shape, dtype=torch.float32)
+        # what a row counts in the mean of its problem; with one weight vector, times the curvature of its loss
+        self.share_PN = problems.weight_RN.float()[problems.rows_P] / self.total_P[:, None].float()
+        self.bend_PN = torch.empty_like(self.share_PN) if problems.vectors == 1 else self.share_PN
+        self.flag_E = torch.ones(self.width, dtype=torch.float64)  # 1 for every weight that the penalty counts
+        self.flag_E[-1] = float(problems.penalise_intercept)
+        self.fine, self.iterations = False, 0
+        # where the problems stand, and the mean losses and their gradients there
+        self.at_PD = torch.full((shape[0], problems.vectors * self.width), torch.nan, dtype=torch.float64)
+        self.loss_P = torch.empty(shape[0], dtype=torch.float64)
+        self.slope_PKE = torch.empty(shape[0], problems.vectors, self.width, dtype=torch.float64)
         self.group_P = torch.zeros(shape[0], dtype=torch.long)
         self.inverse_GKEE = torch.empty(0)
 
@@ -147,15 +159,32 @@ class _Regression:
         return F.pad(self.given_ND[rows].to(dtype) - self.mean_D.to(dtype), (0, 1), value=1.0)
 
     def set_cost(self, cost_P: Tensor) -> None:
-        """Move all problems to these costs."""
+        """Move all problems to these costs.
+
+        Higher ones are harder: where a preconditioner of each problem's own would have cost less than the inner
+        iterations of the costs before, it does from here on.
+        """
+        rows = min(len(self.x_NE), SAMPLE * self.width)
+        own = (rows + 2 * self.width) * self.width / (2 * len(self.x_NE) * THIN)  # in iterations
+        self.fine, self.iterations = self.fine or self.iterations > own, 0
         self.decay_P = 1.0 / (cost_P.double() * self.total_P)
 
     def evaluate(self, point_AD: Tensor, index_A: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss plus penalty, and its gradient, in float64, a block of rows at a time."""
+        """Mean loss plus penalty, and its gradient, in float64."""
+        if not torch.equal(self.at_PD[index_A], point_AD):  # another cost is another penalty, not another loss
+            self._move(point_AD, index_A)
+        weight_AKE = point_AD.view(len(index_A), self.problems.vectors, self.width)
+        decay_A, kept_AKE = self.decay_P[index_A], weight_AKE * self.flag_E
+        value_A = self.loss_P[index_A] + decay_A * kept_AKE.square().sum((1, 2)) / 2
+        gradient_AKE = self.slope_PKE[index_A] + decay_A[:, None, None] * kept_AKE
+        return value_A, gradient_AKE.flatten(1)
+
+    def _move(self, point_AD: Tensor, index_A: Tensor) -> None:
+        """Losses, their gradients and the chances at a point, a block of rows at a time."""
         vectors = self.problems.vectors
         weight_AKE = point_AD.view(len(index_A), vectors, self.width)
-        gradient_AKE = torch.zeros_like(weight_AKE)
-        value_A = torch.zeros(len(index_A), dtype=torch.float64)
+        slope_AKE = torch.zeros_like(weight_AKE)
+        loss_A = torch.zeros(len(index_A), dtype=torch.float64)
         label_A, rows_A = self.problems.label_P[index_A], self.problems.rows_P[index_A]
         for first in range(0, len(self.given_ND), BLOCK):
             rows = slice(first, first + BLOCK)
@@ -164,51 +193,42 @@ class _Regression:
             y_AB = self.problems.label_YN[label_A, rows]
             r_AB = self.problems.weight_RN[rows_A, rows].double()
             loss_AB, chance_AKB, miss_AKB = _loss(score_AKB, y_AB)
-            value_A += (loss_AB * r_AB).sum(1)
-            gradient_AKE += ((miss_AKB * r_AB[:, None]).flatten(0, 1) @ x_BE).view_as(gradient_AKE)
+            loss_A += torch.linalg.vecdot(loss_AB, r_AB)
+            slope_AKE += (miss_AKB.mul_(r_AB[:, None]).flatten(0, 1) @ x_BE).view_as(slope_AKE)
             # tiny chances would end in denormal numbers, which multiply a hundred times slower
-            self.chance_PKN[index_A, :, rows] = torch.where(chance_AKB < TINY, 0.0, chance_AKB).float()
-        total_A, decay_A = self.total_P[index_A], self.decay_P[index_A]
-        kept_AKE = weight_AKE * self._penalised()
-        value_A = value_A / total_A + decay_A * kept_AKE.square().sum((1, 2)) / 2
-        gradient_AKE = gradient_AKE / total_A[:, None, None] + decay_A[:, None, None] * kept_AKE
-        return value_A, gradient_AKE.flatten(1)
-
-    def _penalised(self) -> Tensor:
-        """1 for every weight that the penalty counts."""
-        flag_E = torch.ones(self.width, dtype=torch.float64)
-        flag_E[-1] = float(self.problems.penalise_intercept)
-        return flag_E
+            kept_AKB = torch.where(chance_AKB < TINY, 0.0, chance_AKB).float()
+            self.chance_PKN[index_A, :, rows] = kept_AKB
+            if vectors == 1:
+                self.bend_PN[index_A, rows] = (kept_AKB * (1 - kept_AKB))[:, 0] * self.share_PN[index_A, rows]
+        total_A = self.total_P[index_A]
+        self.at_PD[index_A] = point_AD
+        self.loss_P[index_A] = loss_A / total_A
+        self.slope_PKE[index_A] = slope_AKE / total_A[:, None, None]
 
     def curved(self, direction_AD: Tensor, index_A: Tensor) -> Tensor:
         """Hessian times direction, in float32."""
+        self.iterations += 1
         way_AKE = direction_AD.view(len(index_A), self.problems.vectors, self.width)
-        out_AKE = self.decay_P[index_A].float()[:, None, None] * (way_AKE * self._penalised().float())
-        share_AN = self._shares(index_A)
+        out_AKE = self.decay_P[index_A].float()[:, None, None] * (way_AKE * self.flag_E.float())
         every = len(index_A) == len(self.chance_PKN)
+        bend_AN = self.bend_PN if every else self.bend_PN[index_A]
         for first in range(0, len(self.x_NE), step := max(BLOCK, CACHE // (4 * way_AKE.shape[0] * way_AKE.shape[1]))):
             rows = slice(first, first + step)  # scores of one block stay in the cache
-            share_A1B = share_AN[:, None, rows]
+            bend_A1B = bend_AN[:, None, rows]
             score_AKB = (way_AKE.flatten(0, 1) @ self.x_EN[:, rows]).view(*way_AKE.shape[:2], -1)
-            chance_AKB = self.chance_PKN[:, :, rows] if every else self.chance_PKN[index_A, :, rows]
-            if self.problems.vectors == 1:
-                score_AKB.mul_(chance_AKB * (1 - chance_AKB)).mul_(share_A1B)
-            else:
-                score_AKB.sub_((chance_AKB * score_AKB).sum(1, keepdim=True)).mul_(chance_AKB).mul_(share_A1B)
+            if self.problems.vectors > 1:
+                chance_AKB = self.chance_PKN[:, :, rows] if every else self.chance_PKN[index_A, :, rows]
+                score_AKB.sub_((chance_AKB * score_AKB).sum(1, keepdim=True)).mul_(chance_AKB)
+            score_AKB.mul_(bend_A1B)
             out_AKE += (score_AKB.flatten(0, 1) @ self.x_NE[rows]).view_as(way_AKE)
         return out_AKE.flatten(1)
-
-    def _shares(self, index_A: Tensor) -> Tensor:
-        """share_AN: what a row counts in the mean of each problem."""
-        share_AN = self.problems.weight_RN[self.problems.rows_P[index_A]].float()
-        return share_AN / self.total_P[index_A, None].float()
 
     def prepare(self, index_A: Tensor, own: bool) -> None:
         """Invert the Hessians' diagonal blocks, those of the fullest problem with the same labels.
 
         `own`: that was too coarse; every problem has its own, if they fit.
         """
-        if own and len(index_A) * self.problems.vectors * self.width**2 <= OWN:
+        if (own or self.fine) and len(index_A) * self.problems.vectors * self.width**2 <= OWN:
             leaders = index_A
             self.group_P[index_A] = torch.arange(len(index_A))
         else:
@@ -222,12 +242,18 @@ class _Regression:
         """Inverses of the diagonal blocks [K, E, E] of one problem's Hessian, of a sample of the rows if many."""
         used_N = torch.nonzero(self.problems.weight_RN[self.problems.rows_P[p]])[:, 0]
         used = used_N[:: max(1, len(used_N) // (SAMPLE * self.width))]
-        x_ME, chance_KM = self.x_NE[used], self.chance_PKN[p][:, used]
-        share_M = self._shares(torch.tensor([p]))[0, used] * (len(used_N) / len(used))
-        ridge_E = self.decay_P[p] * self._penalised()
-        spread_KM = chance_KM * (1 - chance_KM) * share_M
-        blocks = ((x_ME.T @ (x_ME * spread_M[:, None])).double() for spread_M in spread_KM)
-        return torch.stack([_inverted(_ridged(block_EE, ridge_E)) for block_EE in blocks]).float()
+        chance_KM = self.chance_PKN[p][:, used]
+        spread_KM = chance_KM * (1 - chance_KM) * (self.share_PN[p, used] * (len(used_N) / len(used)))
+        ridge_E = self.decay_P[p] * self.flag_E
+        return torch.stack([_inverted(_ridged(self._block(used, spread_M), ridge_E)) for spread_M in spread_KM]).float()
+
+    def _block(self, used_M: Tensor, spread_M: Tensor) -> Tensor:
+        """Weighted second moments [E, E] of some rows, summed in float32."""
+        felt_M = spread_M > FAINT * spread_M.mean()
+        x_ME = self.x_NE[used_M[felt_M]].mul_(spread_M[felt_M].sqrt_()[:, None])
+        block_EE = torch.zeros(self.width, self.width)
+        gram_(block_EE, x_ME)
+        return mirrored(block_EE).double()
 
     def precondition(self, gradient_AD: Tensor, index_A: Tensor) -> Tensor:
         """Inverse Hessians times gradients, without what is the same for all classes.
@@ -240,11 +266,12 @@ class _Regression:
         if len(self.inverse_GKEE) == 1:
             out_KAE = gradient_KAE @ self.inverse_GKEE[0]
         else:
-            group_A = self.group_P[index_A]
+            group_A = self.group_P[index_A].tolist()
             out_KAE = torch.empty_like(gradient_KAE)
-            for group in torch.unique(group_A):
-                mine = group_A == group
-                out_KAE[:, mine] = gradient_KAE[:, mine] @ self.inverse_GKEE[group]
+            for group in sorted(set(group_A)):
+                mine = [a for a, g in enumerate(group_A) if g == group]
+                where = slice(mine[0], mine[-1] + 1) if mine[-1] - mine[0] < len(mine) else mine
+                out_KAE[:, where] = gradient_KAE[:, where] @ self.inverse_GKEE[group]
         if vectors > 1:
             out_KAE = out_KAE - out_KAE.mean(0)
         return out_KAE.transpose(0, 1).flatten(1)

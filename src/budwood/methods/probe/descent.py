@@ -187,11 +187,12 @@ def train(
         params = initial(plan, lesson, int(scale.mean_D.shape[-1]))
         state = State(params, initial_state(rule, params))
     each_output = lesson.span and not plan.hidden
+    raw = not scale.mean_D.any() and bool((scale.spread_D == 1).all())  # nothing would change
     for epoch in range(len(state.epochs), plan.epochs):
         draw = torch.Generator().manual_seed(seed_of(plan.seed, "dropout", epoch))
         total, seen = torch.zeros(()), 0
         for index_B in training_batches(lesson.lengths_N, plan.batch, plan.seed, epoch):
-            x_LmD = scale(supply(index_B))
+            x_LmD = supply(index_B) if raw else scale(supply(index_B))
             keep_mD = torch.rand(x_LmD.shape[1:], generator=draw) >= plan.dropout  # one draw, whatever is probed
             leaves = {k: v.requires_grad_() for k, v in state.params.items()}
             loss_GC = losses(logits(leaves, x_LmD.mul_(keep_mD / (1 - plan.dropout))), lesson, index_B)
