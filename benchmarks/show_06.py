@@ -171,11 +171,13 @@ def quality() -> None:
 
 
 def removal() -> None:
-    words = ("--task", TASK, "--scores", work / "scored-0", "--only", "ekfac", "--remove", "10%", "--targets", 20)
+    words = ("--task", TASK, "--scores", work / "scored-0", "--only", "ekfac", "--remove", "10%", "--targets", 64)
     found = run("validate", "counterfactual", work / "tuned-0", *words, "--workers", 2, cwd=work)["results"]
     last = {r["scores"]: r for r in found if r["k"] == max(r["k"] for r in found)}
-    ours, random = last["ekfac"]["flipped"], next(r["flipped"] for n, r in last.items() if n.startswith("random"))
-    show.bar("10 % removed: EKFAC flips >= 2 x random", ours >= 2 * random and ours > 0, f"{ours} vs {random} of 20")
+    ours, random = last["ekfac"], next(r for n, r in last.items() if n.startswith("random"))
+    told = f"{ours['flipped']} vs {random['flipped']} of {ours['targets']} targets (of 64 queries right under 5 seeds)"
+    good = ours["flipped"] >= 2 * random["flipped"] and ours["flipped"] > 0
+    show.bar("10 % removed: EKFAC flips >= 2 x random rows of the label", good, told)
 
 
 def mislabel() -> None:

@@ -94,6 +94,14 @@ def test_diverged_retrains_neither_flip_nor_hide() -> None:
     assert study.facts()["diverged"] == 4 + 3 and study.facts()["retrains"] == 9 + 6
 
 
+def test_a_majority_that_agrees_spares_the_other_retrains() -> None:
+    session: Any = SimpleNamespace(cfg=SimpleNamespace(bisect=False, repeats=5), progress=Progress())
+    answers: dict[int, list[bool | None]] = {2: [True, True, True, False, False], 4: [True, False, True, False, False]}
+    order = np.arange(10)[None]
+    study = Study(session, PretendedFleet(answers), [2, 4], [0], {"a": order}, {}, np.ones(2), 1.0)  # type: ignore[arg-type]
+    assert study.search() == {"a": [4]} and study.retrained == 3 + 5
+
+
 def test_counterfactual_and_brittleness_end_to_end(tuned: Place, tmp_path: Path, budwood: Callable[..., Any]) -> None:
     scores = tuned.scores(tmp_path / "s")
     few = ["--remove", "20%,60%", "--targets", 2, "--base-seeds", 2, "--repeats", 1, "--scores", scores]

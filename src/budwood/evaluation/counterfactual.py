@@ -130,23 +130,43 @@ class Study:
         return (low + high) // 2
 
     def _ask(self, asked: Mapping[tuple[str, int], int], bar: Any) -> None:
-        """Retrain without the rows in question, for all open (way, target) at once."""
+        """Retrain without the rows in question, for all open (way, target) at once, until the answer is sure."""
         repeats, queries = self.session.cfg.repeats, self.fleet.recipe.queries
         jobs: dict[tuple[str, int, int], list[Job]] = {}
         for (way, t), at in asked.items():
             kept_N = self._without(self.order[way][t], self.counts[at])
             jobs[(way, t, at)] = [self.fleet.wanted(kept_N, r, "removal") for r in range(repeats)]
-        todo = [j for own in jobs.values() for j in own]
-        note = f"{sum(self._flips.values())} flips so far"
-        self.fleet.run(todo, lambda job: bar.advance(1, note))
-        self.retrained += len({j.output for j in todo})
-        for (way, t, at), own in jobs.items():
-            query, k = self.targets[t], self.counts[at]
-            said = self._said(own, f"without {k} rows of {way} for {queries[query]}")
-            found = flipped([not o.correct_Q[query] for o in said], repeats)
+        taken = {key: own[: repeats // 2 + 1] for key, own in jobs.items()}  # a majority that agrees decides
+        open_, flips = taken, {way: sum(v for key, v in self._flips.items() if key[0] == way) for way in self.order}
+        while open_:
+            self._retrain(open_, flips, bar)
+            unsure = [k for k, own in open_.items() if self._flipped(k[1], self.fleet.outcomes(own)) is None]
+            open_ = {k: jobs[k][: len(taken[k]) + 1] for k in unsure if len(taken[k]) < repeats}
+            taken |= open_
+        self.retrained += len({j.output for own in taken.values() for j in own})
+        for (way, t, at), own in taken.items():
+            query, k = queries[self.targets[t]], self.counts[at]
+            found = self._flipped(t, self._said(own, f"without {k} rows of {way} for {query}"))
             self._flips[(way, t, at)] = bool(found)
             if found is None:
-                self._undecided.append({"scores": way, "target": queries[query], "k": k})
+                self._undecided.append({"scores": way, "target": query, "k": k})
+
+    def _retrain(self, jobs: Mapping[tuple[str, int, int], Sequence[Job]], flips: dict[str, int], bar: Any) -> None:
+        """Bring the retrains into being, adding to the flips of each way as they are known."""
+        waiting = {key: {j.output for j in own if not j.done} for key, own in jobs.items()}
+
+        def tell(job: Job) -> None:
+            for (way, t, at), left in waiting.items():
+                if job.output in left:
+                    left.remove(job.output)
+                    flips[way] += not left and bool(self._flipped(t, self.fleet.outcomes(jobs[(way, t, at)])))
+            bar.advance(1, "flipped: " + ", ".join(f"{n} by {way}" for way, n in flips.items()))
+
+        self.fleet.run([j for own in jobs.values() for j in own], tell)
+
+    def _flipped(self, t: int, said: Sequence[Outcome]) -> bool | None:
+        wrong = [not o.correct_Q[self.targets[t]] for o in said if not o.diverged]
+        return flipped(wrong, self.session.cfg.repeats)
 
     def _said(self, jobs: Sequence[Job], what: str) -> list[Outcome]:
         """Outcomes of the retrains of one removal that did not diverge; those that did are named."""

@@ -38,10 +38,12 @@ def counterfactual(cfg: RemovalConfig, models: tuple[ModelRef, ...], task: Task)
     recipe = Recipe.of_run(models[0].run, models[0].text)
     counts = removals(cfg.remove, len(recipe.task().rows("train")))
     steps = len(counts).bit_length() if cfg.bisect else len(counts)
-    each = min(cfg.targets, len(queries)) * cfg.repeats
-    search = each * (len(matrices) + 1) * steps
-    # going up, scores flip a target after half of the sizes if any is as likely; random rows hardly ever do
-    likely = search if cfg.bisect else each * (len(matrices) * (steps + 1) / 2 + steps)
+    targets = min(cfg.targets, len(queries))
+    search = targets * cfg.repeats * (len(matrices) + 1) * steps
+    # going up, scores flip a target after half of the sizes if any is as likely; random rows hardly ever do; the first
+    # retrains mostly agree, and a majority of them decides
+    asked = (len(matrices) + 1) * steps if cfg.bisect else len(matrices) * (steps + 1) / 2 + steps
+    likely = targets * (cfg.repeats // 2 + 1) * asked
     fixed = cfg.base_seeds + (len(matrices) + 1) * len(counts) * cfg.repeats * cfg.together
     expected = fixed + round(likely)
     figures = _fleet(cfg, models[0], task, queries, expected)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from budwood.figures.baselines import flat_lines
+
 
 def family_bars(
     axes: Any, rows: Sequence[Mapping[str, Any]], lines: Mapping[str, float], title: str
@@ -28,14 +30,12 @@ def family_bars(
             error_kw={"lw": 1, "ecolor": "#6b7280"},
             label="with prompt" if kind else "without prompt",
         )
-    for name, value in lines.items():
-        axes.axhline(value, color="#8a8f99", lw=1, ls="--" if name == "majority" else ":")
-        axes.text(len(names) - 0.45, value, name.replace("_", " "), va="center", ha="left", fontsize=8)
     axes.set_xticks(range(len(names)), names)
     axes.set(ylabel="test accuracy", ylim=(0, 1.02), xlim=(-0.5, len(names) - 0.5), title=title)
     axes.grid(axis="x", visible=False)
     if len(kinds) > 1:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    flat_lines(axes, lines)
     return {
         "features": [r["features"] for r in rows],
         "prompt": [bool(r["prompt"]) for r in rows],

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from budwood.figures.baselines import flat_lines
+
 
 def layer_map(axes: Any, scores: Mapping[str, Mapping[int, float]], title: str) -> dict[str, list[Any]]:
     """One cell per model (row) and layer (column) with its score written in; returns the numbers drawn.
@@ -47,10 +49,8 @@ def layer_lines(
             table["score"].append(score[i])
             table["low"].append(line["low"][i] if line.get("low") else "")
             table["high"].append(line["high"][i] if line.get("high") else "")
-    for name, value in flat.items():
-        axes.axhline(value, linestyle="--", linewidth=1, color="#8a8f99")
-        axes.annotate(name, (1.0, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", size=8)
     axes.set(xlabel="layer (0 = embeddings)", ylabel=metric, title=title)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize=8)
+    flat_lines(axes, flat)
     return table

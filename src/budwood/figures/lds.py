@@ -29,13 +29,13 @@ def lds_bars(
         ecolor="#1f2430",
         capsize=3,
     )
-    axes.axvline(random, color=GREY, lw=1, ls=":")
-    axes.text(random, len(names) - 0.45, "random", color=GREY, ha="center", va="bottom", fontsize=8)
-    if ceiling is not None:
-        axes.axvline(ceiling, color="#c8553d", lw=1, ls="--")
-        axes.text(ceiling, len(names) - 0.45, "ceiling", color="#c8553d", ha="center", va="bottom", fontsize=8)
+    for name, x, colour, style in (("random", random, GREY, ":"), ("ceiling", ceiling, "#c8553d", "--")):
+        if x is not None:
+            axes.axvline(x, color=colour, lw=1, ls=style)
+            above = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2), "textcoords": "offset points"}
+            axes.annotate(name, (x, 1.0), **above, ha="center", va="bottom", size=8, color=colour)
     axes.set_yticks(place, names)
-    axes.set_ylim(-0.6, len(names) - 0.1)
+    axes.set_ylim(-0.6, len(names) - 0.4)
     axes.set(xlabel="linear datamodelling score (mean rank correlation over queries)")
     axes.set_title(title, fontsize=9, pad=14)
     axes.grid(axis="y", visible=False)
