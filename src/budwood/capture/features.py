@@ -31,7 +31,7 @@ from budwood.data.task import Task
 from budwood.engine.jobs import Job
 from budwood.engine.run import Where, Wish, run_all
 from budwood.errors import DataError, ModelError
-from budwood.models.identity import model_hash
+from budwood.models.identity import model_hash, tokenizer_rules_hash
 from budwood.models.load import load, random_weights
 from budwood.models.mode import in_mode
 from budwood.models.reading import Reading, head_spec, mode_for, reading
@@ -171,7 +171,7 @@ def _weights(model: nn.Module) -> str:
 
 def key_of(read: Reading, rows_digest: str, ask: Ask) -> str:
     """Name of an extraction: everything that changes a number in it."""
-    tokenizer = digest(read.loaded.tokenizer.backend_tokenizer.to_str())
+    tokenizer = tokenizer_rules_hash(read.loaded.tokenizer)
     wording = repr((read.mode, read.encoding, read.template))
     return digest([FORMAT, SHARD, _weights(read.loaded.model), tokenizer, wording, rows_digest, ask.kind], 12)
 

@@ -27,3 +27,13 @@ def tokenizer_hash(tokenizer: Any) -> str:
     for token, number in sorted(tokenizer.get_vocab().items()):
         h.update(f"{number}\x00{token}\x00".encode("utf-8", "surrogatepass"))
     return h.hexdigest()
+
+
+def tokenizer_rules_hash(tokenizer: Any) -> str:
+    """A hash of all that decides which ids a text becomes: its tokens and every rule of a fast tokenizer.
+
+    Padding and truncation are no part of it: each call sets them anew, and they stay as the last call left them.
+    """
+    text = tokenizer.backend_tokenizer.to_str()
+    _, _, rules = text.partition('"added_tokens"')  # both are written before it
+    return hashlib.blake2b((rules or text).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -19,6 +19,7 @@ from budwood.data.prompt import label_word_ids, render
 from budwood.data.task import Row, Task, Template
 from budwood.errors import ConfigError, DataError
 from budwood.models.grafted import graft_reading
+from budwood.models.identity import tokenizer_rules_hash
 from budwood.models.load import HeadSpec, Loaded
 from budwood.models.number import number_values
 from budwood.models.objective import Objective, Wording, make_objective
@@ -133,7 +134,7 @@ class Reading:
     def encode(self, rows: Sequence[Row]) -> Features:
         """Tokens and targets of rows, from the cache where they were made before."""
         key = [
-            digest(self.loaded.tokenizer.backend_tokenizer.to_str()),
+            tokenizer_rules_hash(self.loaded.tokenizer),
             self.mode,
             self.task.kind,
             asdict(self.encoding),

@@ -30,14 +30,14 @@ from budwood.engine.jobs import Job
 from budwood.engine.run import run_all
 from budwood.errors import ConfigError, DataError, StoreError
 from budwood.methods.session import RUNS, Session
-from budwood.models.identity import model_hash
+from budwood.models.identity import model_hash, tokenizer_rules_hash
 from budwood.models.load import HeadMissing, HeadSpec, Loaded, load
 from budwood.models.output import states_at
 from budwood.models.reading import RowFeed, reads_left_to_right
 from budwood.models.reference import ModelRef, resolve
 from budwood.models.sites import backbone_of, model_inputs, run
 from budwood.params import tree
-from budwood.store.files import canonical, digest
+from budwood.store.files import canonical
 from budwood.train.evaluate import evaluating
 from budwood.train.plan import device_for
 
@@ -225,7 +225,7 @@ def manifest(shop: Shop, prompted: bool) -> dict[str, Any]:
         "rows": rows_digest(shop.rows),
         "prompt": prompt or "",
         "read": place,
-        "tokenizer": digest(shop.speaker.loaded.tokenizer.backend_tokenizer.to_str(), 8),
+        "tokenizer": tokenizer_rules_hash(shop.speaker.loaded.tokenizer)[:16],
         "max_length": shop.cfg.max_length or 0,
     }
 

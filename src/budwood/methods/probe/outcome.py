@@ -22,10 +22,10 @@ from budwood.methods.probe.labels import Fitted
 from budwood.methods.probe.side import UNKNOWN, Side, kind_of
 from budwood.methods.probe.spans import SpanFit
 from budwood.methods.session import Session
-from budwood.models.identity import model_hash
+from budwood.models.identity import model_hash, tokenizer_rules_hash
 from budwood.models.reading import Reading
 from budwood.models.reference import ModelRef
-from budwood.store.files import digest, read_json, write_json, write_text, writing
+from budwood.store.files import read_json, write_json, write_text, writing
 
 COLUMNS = ("layer", "score", "low", "high", "selectivity", "compression", "control_compression", "C")
 
@@ -114,7 +114,7 @@ def made_of(read: Reading) -> dict[str, str]:
     """What states depend on besides the rows: weights, tokenizer and the wording around a row ("" where none)."""
     template = read.template
     prompt = "" if template is None else template.causal if read.mode == "causal" else template.masked
-    tokenizer = digest(read.loaded.tokenizer.backend_tokenizer.to_str(), 8)
+    tokenizer = tokenizer_rules_hash(read.loaded.tokenizer)[:16]
     return {"model_hash": model_hash(read.loaded.model), "tokenizer": tokenizer, "prompt": prompt}
 
 
