@@ -79,7 +79,7 @@ def solver() -> list[Ratio]:
     """All layers, five folds, ten costs and the final fit, against scikit-learn layer by layer."""
     from sklearn.linear_model import LogisticRegressionCV
 
-    from budwood.linalg.softmax import cross_validate, stratified_folds
+    from budwood.linalg.folds import cross_validate, stratified_folds
 
     many, y_N = layers()
     fold_N = stratified_folds(y_N, 5)

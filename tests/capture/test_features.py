@@ -13,7 +13,7 @@ from budwood.capture.activations import collect
 from budwood.capture.features import Ask, open_reading, store
 from budwood.data.batch import budget_batches
 from budwood.errors import DataError
-from budwood.linalg.softmax import cross_validate, stratified_folds
+from budwood.linalg.folds import cross_validate, stratified_folds
 
 
 @pytest.fixture(autouse=True)

@@ -94,12 +94,57 @@ def test_diverged_retrains_neither_flip_nor_hide() -> None:
     assert study.facts()["diverged"] == 4 + 3 and study.facts()["retrains"] == 9 + 6
 
 
-def test_a_majority_that_agrees_spares_the_other_retrains() -> None:
-    session: Any = SimpleNamespace(cfg=SimpleNamespace(bisect=False, repeats=5), progress=Progress())
-    answers: dict[int, list[bool | None]] = {2: [True, True, True, False, False], 4: [True, False, True, False, False]}
+@pytest.mark.parametrize(
+    ("answers", "flips", "spent"),
+    [
+        ([True, True, True, False, False], False, 3),
+        ([True, False, True, False, False], True, 5),
+        ([False, False, False, True, True], True, 3),
+        ([None, False, False, True, False], True, 5),
+        ([True, True, False, False], False, 2),  # a tie is no flip
+        ([True, False, False, True], False, 4),
+        ([True, False], False, 1),
+        ([False, False], True, 2),
+    ],
+)
+def test_retrains_that_could_change_nothing_are_spared(answers: list[bool | None], flips: bool, spent: int) -> None:
+    session: Any = SimpleNamespace(cfg=SimpleNamespace(bisect=False, repeats=len(answers)), progress=Progress())
     order = np.arange(10)[None]
-    study = Study(session, PretendedFleet(answers), [2, 4], [0], {"a": order}, {}, np.ones(2), 1.0)  # type: ignore[arg-type]
-    assert study.search() == {"a": [4]} and study.retrained == 3 + 5
+    study = Study(session, PretendedFleet({2: answers}), [2], [0], {"a": order}, {}, np.ones(2), 1.0)  # type: ignore[arg-type]
+    assert study.search() == {"a": [2 if flips else None]} and study.retrained == spent
+
+
+class Told:
+    """A bar that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def advance(self, count: int, note: str) -> None:
+        self.notes.append(note)
+
+
+class Telling(PretendedFleet):
+    """The same, telling of every retrain that is not there yet."""
+
+    def run(self, jobs: Any, finished: Any) -> None:
+        for job in jobs:
+            if not job.done:
+                job.done = True
+                finished(job)
+
+
+def test_flipped_targets_are_told_once_and_those_of_a_run_that_goes_on_too() -> None:
+    session: Any = SimpleNamespace(cfg=SimpleNamespace(repeats=1))
+    fleet = Telling({2: [True], 4: [False], 6: [False]})
+    ways = {"a": np.arange(10)[None], "b": np.arange(10)[None, ::-1]}
+    study = Study(session, fleet, [2, 4, 6], [1], ways, {}, np.ones(2), 1.0)  # type: ignore[arg-type]
+    bar, wanted = Told(), fleet.wanted
+    fleet.wanted = lambda kept_N, r, kind: SimpleNamespace(**{**vars(wanted(kept_N, r, kind)), "done": bool(kept_N[0])})  # type: ignore[method-assign]
+    study._ask({("a", 0): 1, ("b", 0): 1}, bar)  # of b's way the files are there: it keeps row 0
+    assert bar.notes == ["of 1 targets flipped: 1 by a, 1 by b"]
+    study._ask({("a", 0): 2, ("b", 0): 0}, bar)  # as halving asks: a target is still one target
+    assert bar.notes[-1] == "of 1 targets flipped: 1 by a, 1 by b"
 
 
 def test_counterfactual_and_brittleness_end_to_end(tuned: Place, tmp_path: Path, budwood: Callable[..., Any]) -> None:
@@ -134,6 +179,8 @@ def test_dry_run_tells_what_is_expected_and_the_most(tuned: Place, tmp_path: Pat
     assert more == pytest.approx((most - likely) * found["seconds_each"], abs=0.11)  # both are rounded to a tenth
     halving = json.loads(budwood(*words, "--bisect")[1])
     assert halving["retrains"] == halving["retrains_at_most"] == 2 + 2 * 2 * 3
+    three = json.loads(budwood(*words, "--bisect", "--repeats", 3)[1])
+    assert (three["retrains"], three["retrains_at_most"]) == (2 + 2 * 2 * 2 * 3, 2 + 3 * 2 * 2 * 3)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,30 @@ def test_a_step_that_leads_nowhere_is_tried_again_with_a_fresh_preconditioner() 
     assert job.made == 2
 
 
+class Valley:
+    """A quadratic in forty unknowns, a thousand times steeper along the last than along the first."""
+
+    patience, most = 60, 180
+    steep_D = torch.logspace(0, 3, 40, dtype=torch.float64)
+
+    def evaluate(self, point_AD: Tensor, index_A: Tensor) -> tuple[Tensor, Tensor]:
+        return (self.steep_D * (point_AD - 1) ** 2).sum(1) / 2, self.steep_D * (point_AD - 1)
+
+    def curved(self, direction_AD: Tensor, index_A: Tensor) -> Tensor:
+        return self.steep_D.float() * direction_AD
+
+    def prepare(self, index_A: Tensor, own: bool) -> None:
+        pass
+
+    def precondition(self, gradient_AD: Tensor, index_A: Tensor) -> Tensor:
+        return gradient_AD  # the very tensor: the search must not change it under its own hands
+
+
+def test_directions_are_conjugate() -> None:
+    found = minimise(Valley(), torch.zeros(1, 40, dtype=torch.float64))
+    assert bool(found.converged_P.all()) and found.products < 600  # along plain gradients: three times as many
+
+
 def test_a_second_step_that_leads_nowhere_is_no_convergence() -> None:
     job = Bowl(1, 2)
     found = ended(job)

@@ -10,7 +10,8 @@ from sklearn.model_selection import StratifiedKFold
 
 from budwood.errors import DataError
 from budwood.linalg import softmax
-from budwood.linalg.softmax import Problems, cross_validate, solve, stratified_folds
+from budwood.linalg.folds import cross_validate, stratified_folds
+from budwood.linalg.softmax import Problems, solve
 
 COSTS = (1e-4, 1e-2, 1.0, 100.0)
 
@@ -90,23 +91,50 @@ def test_row_weights_are_repetitions_and_two_starts_of_a_path_end_together():
     assert weighted == pytest.approx(one(x, y, torch.from_numpy(count_N), [1e-3, 0.01, 0.3]), rel=1e-8)
 
 
-def test_hard_costs_are_solved_with_preconditioners_of_their_own(monkeypatch):
+@pytest.mark.parametrize(("classes", "penalised"), [(2, False), (2, True), (4, False)])
+def test_hard_costs_are_solved_with_preconditioners_of_their_own(classes, penalised, monkeypatch):
     rng = np.random.default_rng(0)
-    y_N = rng.integers(0, 2, 300)
+    y_YN = torch.from_numpy(rng.integers(0, classes, (2, 300)))
     x_ND = rng.normal(size=(300, 60)) @ (rng.normal(size=(60, 60)) * np.exp(rng.normal(size=60)))
-    x_ND += 2 * (2 * y_N - 1)[:, None] * (np.arange(60) < 4)
+    x_ND[:, :4] += 4 * y_YN[0].numpy()[:, None]
+    x = torch.from_numpy(x_ND.astype(np.float32))
+    weight_RN = torch.from_numpy(rng.random((5, 300)) < 0.8).float()
+    label_P, rows_P = (torch.from_numpy(i.ravel()) for i in np.indices((2, 5)))
+    cost_SP = torch.logspace(-4, 3, 8, dtype=torch.float64)[:, None].repeat(1, 10)
+    problems = Problems(y_YN, weight_RN, label_P, rows_P, cost_SP, classes, penalised)
     counts, values = [], []
-    for thin in (softmax.THIN, 1e-9):  # at the second an inner iteration is never worth a preconditioner
+    for calls in (0.0, 1e30):  # making one costs nothing but its numbers; more than any iterations
         spent = []
         curved = softmax._Regression.curved
         with monkeypatch.context() as patch:
-            patch.setattr(softmax, "THIN", thin)
+            patch.setattr(softmax, "CALLS", calls)
             patch.setattr(softmax._Regression, "curved", lambda *a: spent.append(1) or curved(*a))  # noqa: B023
-            x, fold_N = torch.from_numpy(x_ND.astype(np.float32)), stratified_folds(y_N, 5)
-            values.append(cross_validate(x, y_N, 2, np.logspace(-4, 3, 8), fold_N).solution.objective_SP)
+            found = solve(x, problems)
+        assert bool(found.converged_SP.all())
+        values.append(found.objective_SP)
         counts.append(len(spent))
-    assert counts[0] < 0.6 * counts[1]
+    assert counts[0] < 0.7 * counts[1]
     torch.testing.assert_close(values[0], values[1], rtol=0, atol=1e-9)
+
+
+def test_another_cost_reads_no_rows_again():
+    x_ND, y_N = rows(2)
+    zero = torch.zeros(1, dtype=torch.long)
+    one = torch.ones(1, dtype=torch.float64)
+    job = softmax._Regression(torch.from_numpy(x_ND), Problems(torch.from_numpy(y_N)[None], torch.ones(1, 300), zero, zero, one[None], 2))  # fmt: skip  # noqa: E501
+    point = torch.randn(1, 21, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    job.set_cost(one)
+    value, gradient = job.evaluate(point, zero)
+    moved = []
+    move = job._move
+    job._move = lambda *a: moved.append(1) or move(*a)
+    job.set_cost(one / 2)
+    again, steeper = job.evaluate(point, zero)
+    penalty = float(point[0, :-1].square().sum()) / 300 / 2
+    assert not moved and float(again - value) == pytest.approx(penalty)
+    torch.testing.assert_close((steeper - gradient)[0, :-1], point[0, :-1] / 300)
+    job.evaluate(point + 1, zero)
+    assert moved == [1]
 
 
 @pytest.mark.parametrize("folds", [2, 5])

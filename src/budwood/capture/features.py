@@ -40,7 +40,8 @@ from budwood.models.sites import lm_transform, model_inputs, run, sites
 from budwood.store.files import cache_dir, canonical, digest, write_json
 
 FeatureKind = Literal["token", "target", "allowed", "cls", "last", "mean", "mask", "mlm-cls", "mlm-mask"]
-TOKENS = 1024  # padded tokens of a batch: little is padded, and what a layer makes of them stays near the cores
+TOKENS = 1024  # padded tokens of a batch: what a layer makes of them stays near the cores
+MANY = 8192  # on other devices, where calls are what costs
 HERE = Where()
 SHARD = 2048  # rows of a file: what is lost when a run is killed
 PEAK = 1024.0  # largest stored |value|: far from float16's limits on both sides
@@ -248,7 +249,7 @@ def save_shard(read: Reading, encoded: Features, index: np.ndarray, kind: Featur
     feed, mask_id = read.feed(encoded), read.loaded.tokenizer.mask_token_id
     kept = kept_counts(encoded, kind)[index]
     offsets = np.concatenate([[0], np.cumsum(kept)])
-    batches = list(budget_batches(encoded.lengths_N[index], TOKENS))
+    batches = list(budget_batches(encoded.lengths_N[index], TOKENS if read.device == "cpu" else MANY))
     found = [[x.cpu() for x in states(read.loaded.model, feed(index[b], 0), kind, mask_id)] for b in batches]
     at = [torch.from_numpy(np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in b])) for b in batches]
     scale = torch.tensor([max(*(_largest(x) for x in pieces), 1e-20) / PEAK for pieces in zip(*found)])

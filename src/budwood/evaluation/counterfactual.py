@@ -136,37 +136,59 @@ class Study:
         for (way, t), at in asked.items():
             kept_N = self._without(self.order[way][t], self.counts[at])
             jobs[(way, t, at)] = [self.fleet.wanted(kept_N, r, "removal") for r in range(repeats)]
-        taken = {key: own[: repeats // 2 + 1] for key, own in jobs.items()}  # a majority that agrees decides
-        open_, flips = taken, {way: sum(v for key, v in self._flips.items() if key[0] == way) for way in self.order}
+        taken = {key: own[: (repeats + 1) // 2] for key, own in jobs.items()}  # fewer never decide
+        open_ = taken
         while open_:
-            self._retrain(open_, flips, bar)
-            unsure = [k for k, own in open_.items() if self._flipped(k[1], self.fleet.outcomes(own)) is None]
-            open_ = {k: jobs[k][: len(taken[k]) + 1] for k in unsure if len(taken[k]) < repeats}
+            self._retrain(open_, bar)
+            lacking = {key: self._lacking(key[1], own) for key, own in open_.items()}
+            open_ = {key: jobs[key][: len(taken[key]) + more] for key, more in lacking.items() if more}
             taken |= open_
         self.retrained += len({j.output for own in taken.values() for j in own})
         for (way, t, at), own in taken.items():
             query, k = queries[self.targets[t]], self.counts[at]
-            found = self._flipped(t, self._said(own, f"without {k} rows of {way} for {query}"))
+            found = flipped(self._wrong(t, self._said(own, f"without {k} rows of {way} for {query}")), repeats)
             self._flips[(way, t, at)] = bool(found)
             if found is None:
                 self._undecided.append({"scores": way, "target": query, "k": k})
 
-    def _retrain(self, jobs: Mapping[tuple[str, int, int], Sequence[Job]], flips: dict[str, int], bar: Any) -> None:
-        """Bring the retrains into being, adding to the flips of each way as they are known."""
+    def _retrain(self, jobs: Mapping[tuple[str, int, int], Sequence[Job]], bar: Any) -> None:
+        """Bring the retrains into being, telling how many targets flipped as it gets known."""
         waiting = {key: {j.output for j in own if not j.done} for key, own in jobs.items()}
+        flips: dict[str, set[int]] = {way: set() for way in self.order}
+        for (way, t, _), found in self._flips.items():
+            if found:
+                flips[way].add(t)
+
+        def settle(key: tuple[str, int, int]) -> None:
+            if not waiting[key] and flipped(
+                self._wrong(key[1], self.fleet.outcomes(jobs[key])), self.session.cfg.repeats
+            ):
+                flips[key[0]].add(key[1])
 
         def tell(job: Job) -> None:
-            for (way, t, at), left in waiting.items():
+            for key, left in waiting.items():
                 if job.output in left:
                     left.remove(job.output)
-                    flips[way] += not left and bool(self._flipped(t, self.fleet.outcomes(jobs[(way, t, at)])))
-            bar.advance(1, "flipped: " + ", ".join(f"{n} by {way}" for way, n in flips.items()))
+                    settle(key)
+            told = ", ".join(f"{len(own)} by {way}" for way, own in flips.items())
+            bar.advance(1, f"of {len(self.targets)} targets flipped: {told}")
 
+        for key in jobs:  # a run that goes on has answers already
+            settle(key)
         self.fleet.run([j for own in jobs.values() for j in own], tell)
 
-    def _flipped(self, t: int, said: Sequence[Outcome]) -> bool | None:
-        wrong = [not o.correct_Q[self.targets[t]] for o in said if not o.diverged]
-        return flipped(wrong, self.session.cfg.repeats)
+    def _lacking(self, t: int, jobs: Sequence[Job]) -> int:
+        """Retrains that are missing, at least, until it is sure whether the target flips; 0: it is, or none is left."""
+        repeats = self.session.cfg.repeats
+        wrong = self._wrong(t, self.fleet.outcomes(jobs))
+        if flipped(wrong, repeats) is not None:
+            return 0
+        half = repeats // 2
+        return min(half + 1 - sum(wrong), repeats - half - (len(wrong) - sum(wrong)), repeats - len(jobs))
+
+    def _wrong(self, t: int, said: Sequence[Outcome]) -> list[bool]:
+        """Of every retrain that did not diverge, whether it gets the target wrong."""
+        return [not o.correct_Q[self.targets[t]] for o in said if not o.diverged]
 
     def _said(self, jobs: Sequence[Job], what: str) -> list[Outcome]:
         """Outcomes of the retrains of one removal that did not diverge; those that did are named."""

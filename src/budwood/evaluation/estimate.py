@@ -41,9 +41,9 @@ def counterfactual(cfg: RemovalConfig, models: tuple[ModelRef, ...], task: Task)
     targets = min(cfg.targets, len(queries))
     search = targets * cfg.repeats * (len(matrices) + 1) * steps
     # going up, scores flip a target after half of the sizes if any is as likely; random rows hardly ever do; the first
-    # retrains mostly agree, and a majority of them decides
+    # retrains mostly agree, and that decides
     asked = (len(matrices) + 1) * steps if cfg.bisect else len(matrices) * (steps + 1) / 2 + steps
-    likely = targets * (cfg.repeats // 2 + 1) * asked
+    likely = targets * ((cfg.repeats + 1) // 2) * asked
     fixed = cfg.base_seeds + (len(matrices) + 1) * len(counts) * cfg.repeats * cfg.together
     expected = fixed + round(likely)
     figures = _fleet(cfg, models[0], task, queries, expected)

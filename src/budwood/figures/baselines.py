@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 GREY = "#8a8f99"
-NEAR = 0.055  # of the height: names nearer than this would touch
+LINE = 13.0  # points between the middles of two names
 
 
 def flat_lines(axes: Any, values: Mapping[str, float]) -> None:
@@ -14,17 +14,18 @@ def flat_lines(axes: Any, values: Mapping[str, float]) -> None:
     for i, value in enumerate(values.values()):
         axes.axhline(value, color=GREY, lw=1, ls="--" if i == 0 else ":")
     low, high = axes.get_ylim()
+    near = LINE / (0.78 * 72 * axes.figure.get_figheight())  # title and axis take the rest of the height
     names = sorted(values, key=lambda n: values[n])
-    for name, y in zip(names, apart([(values[n] - low) / (high - low) for n in names], NEAR)):
+    for name, y in zip(names, spaced([(values[n] - low) / (high - low) for n in names], near)):
         place = {"xy": (1.0, y), "xycoords": "axes fraction", "xytext": (4, 0), "textcoords": "offset points"}
         axes.annotate(name.replace("_", " "), **place, ha="left", va="center", size=8, color="#5d6370")
     axes.set_ylim(low, high)
 
 
-def apart(rising: Sequence[float], gap: float) -> list[float]:
+def spaced(rising: Sequence[float], gap: float) -> list[float]:
     """The same places, those that are too near moved apart around their middle.
 
-    >>> apart([0.2, 0.5, 0.52], 0.06)
+    >>> spaced([0.2, 0.5, 0.52], 0.06)
     [0.2, 0.48, 0.54]
     """
     groups = [[y] for y in rising]

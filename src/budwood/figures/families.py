@@ -11,7 +11,7 @@ from budwood.figures.baselines import flat_lines
 def family_bars(
     axes: Any, rows: Sequence[Mapping[str, Any]], lines: Mapping[str, float], title: str
 ) -> dict[str, list[Any]]:
-    """One group of bars per family with its interval, a dashed line per baseline; returns the numbers drawn."""
+    """One group of bars per family with its interval, a line per baseline; returns the numbers drawn."""
     names = list(dict.fromkeys(r["features"] for r in rows))
     kinds = sorted({bool(r["prompt"]) for r in rows})
     wide = 0.8 / len(kinds)
@@ -34,7 +34,7 @@ def family_bars(
     axes.set(ylabel="test accuracy", ylim=(0, 1.02), xlim=(-0.5, len(names) - 0.5), title=title)
     axes.grid(axis="x", visible=False)
     if len(kinds) > 1:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
     flat_lines(axes, lines)
     return {
         "features": [r["features"] for r in rows],

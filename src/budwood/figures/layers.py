@@ -36,7 +36,7 @@ def layer_map(axes: Any, scores: Mapping[str, Mapping[int, float]], title: str) 
 def layer_lines(
     axes: Any, lines: Sequence[dict[str, Any]], flat: dict[str, float], title: str, metric: str = "score"
 ) -> dict[str, list[Any]]:
-    """One line per model with the band of its resampled fits, and a dashed line per baseline; returns the numbers."""
+    """One line per model with the band of its resampled fits, and a line per baseline; returns the numbers."""
     table: dict[str, list[Any]] = {"line": [], "layer": [], "score": [], "low": [], "high": []}
     for line in lines:
         layers, score = line["layer"], line["score"]

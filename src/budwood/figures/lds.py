@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-GREY = "#8a8f99"
+from budwood.figures.baselines import GREY
 
 
 def lds_bars(

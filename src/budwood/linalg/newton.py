@@ -135,7 +135,7 @@ def _walk(
 def _newton_step(problems: Problems, gradient_AD: Tensor, index_A: Tensor) -> tuple[Tensor, int, int]:
     """Solve H step = gradient for every problem as far as it pays; returns steps, products spent, most iterations."""
     found_AD = torch.zeros_like(gradient_AD)
-    left_A, rest_AD, step_AD = torch.arange(len(index_A)), gradient_AD.clone(), torch.zeros_like(gradient_AD)
+    left_A, rest_AD, step_AD = torch.arange(len(index_A)), gradient_AD, torch.zeros_like(gradient_AD)
     way_AD = problems.precondition(rest_AD, index_A)
     power_A = torch.linalg.vecdot(rest_AD, way_AD)
     goal_A, floor_A, total_A = power_A * 0.05**2, power_A * 1e-12, torch.zeros_like(power_A)
@@ -147,7 +147,7 @@ def _newton_step(problems: Problems, gradient_AD: Tensor, index_A: Tensor) -> tu
         bent_AD = problems.curved(way_AD, index_A)
         length_A = power_A / torch.linalg.vecdot(way_AD, bent_AD).clamp_min_(torch.finfo(torch.float32).tiny)
         step_AD.addcmul_(length_A[:, None], way_AD)
-        rest_AD.addcmul_(length_A[:, None], bent_AD, value=-1)
+        rest_AD = torch.addcmul(rest_AD, length_A[:, None], bent_AD, value=-1)  # `way_AD` may be the old one itself
         gained_A = length_A.mul_(power_A)
         total_A += gained_A
         ahead_AD = problems.precondition(rest_AD, index_A)

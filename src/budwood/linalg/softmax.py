@@ -4,7 +4,7 @@ A problem is a column of labels, a set of row weights (a fold, a bootstrap draw,
 is scikit-learn's, C * sum(loss) + |w|^2 / 2 with a free intercept, divided here by C * sum(row weights). Two classes
 have one weight vector, more have one each.
 Shapes: N rows, D features, E = D + 1 (features and intercept), Y label columns, R row sets, P problems, S costs in a
-path, A problems meant, K weight vectors of a problem (1 for two classes), F folds.
+path, A problems meant, K weight vectors of a problem (1 for two classes).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,9 +26,10 @@ STATE = 1 << 26  # most numbers of curvature held at once; more problems go in t
 CACHE = 1 << 20  # bytes of scores that are worked on at once
 SAMPLE = 16  # rows per feature that suffice for a preconditioner
 TINY = 1e-14  # chances below it count as none in the curvature
-THIN = 4  # how much slower an inner iteration is, number for number, than a product of whole matrices
+THIN = 10  # columns that the time of calls and of thin products comes to
+CALLS = 8e6  # what the calls that make one inverse come to
 FAINT = 1e-3  # of the mean: rows that bend the objective less are left out of a preconditioner
-OWN = 1 << 27  # most numbers of preconditioners of single problems
+OWN = 1 << 25  # most numbers of preconditioners of single problems
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,12 @@ class _Regression:
         self.x_EN = self.x_NE.T.contiguous() if few else self.x_NE.T
         self.total_P = problems.weight_RN.double().sum(1)[problems.rows_P]
         shape = (len(problems.label_P), problems.vectors, len(x_ND))
-        self.chance_PKN = torch.empty(shape, dtype=torch.float32)
         # what a row counts in the mean of its problem; with one weight vector, times the curvature of its loss
-        self.share_PN = problems.weight_RN.float()[problems.rows_P] / self.total_P[:, None].float()
-        self.bend_PN = torch.empty_like(self.share_PN) if problems.vectors == 1 else self.share_PN
+        self.bend_PN = problems.weight_RN.float()[problems.rows_P] / self.total_P[:, None].float()
+        self.chance_PKN = torch.empty(shape if problems.vectors > 1 else 0, dtype=torch.float32)
         self.flag_E = torch.ones(self.width, dtype=torch.float64)  # 1 for every weight that the penalty counts
         self.flag_E[-1] = float(problems.penalise_intercept)
-        self.fine, self.iterations = False, 0
+        self.own, self.spent = False, 0.0
         # where the problems stand, and the mean losses and their gradients there
         self.at_PD = torch.full((shape[0], problems.vectors * self.width), torch.nan, dtype=torch.float64)
         self.loss_P = torch.empty(shape[0], dtype=torch.float64)
@@ -161,12 +160,12 @@ class _Regression:
     def set_cost(self, cost_P: Tensor) -> None:
         """Move all problems to these costs.
 
-        Higher ones are harder: where a preconditioner of each problem's own would have cost less than the inner
-        iterations of the costs before, it does from here on.
+        Higher ones are harder. Once the inner iterations of a cost took as long as inverting the Hessian of every
+        problem would, all further costs begin with that: two thirds of the iterations go.
         """
-        rows = min(len(self.x_NE), SAMPLE * self.width)
-        own = (rows + 2 * self.width) * self.width / (2 * len(self.x_NE) * THIN)  # in iterations
-        self.fine, self.iterations = self.fine or self.iterations > own, 0
+        rows, wide = min(len(self.x_NE), SAMPLE * self.width), self.width
+        block = 1.2 * rows * wide**2 + 5.6 * wide**3 + CALLS  # its sums, its inverse
+        self.own, self.spent = self.own or self.spent > len(self.bend_PN) * self.problems.vectors * block, 0.0
         self.decay_P = 1.0 / (cost_P.double() * self.total_P)
 
     def evaluate(self, point_AD: Tensor, index_A: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,11 +194,11 @@ class _Regression:
             loss_AB, chance_AKB, miss_AKB = _loss(score_AKB, y_AB)
             loss_A += torch.linalg.vecdot(loss_AB, r_AB)
             slope_AKE += (miss_AKB.mul_(r_AB[:, None]).flatten(0, 1) @ x_BE).view_as(slope_AKE)
-            # tiny chances would end in denormal numbers, which multiply a hundred times slower
-            kept_AKB = torch.where(chance_AKB < TINY, 0.0, chance_AKB).float()
-            self.chance_PKN[index_A, :, rows] = kept_AKB
-            if vectors == 1:
-                self.bend_PN[index_A, rows] = (kept_AKB * (1 - kept_AKB))[:, 0] * self.share_PN[index_A, rows]
+            if vectors > 1:
+                self.chance_PKN[index_A, :, rows] = _felt(chance_AKB)
+            else:
+                curved_AB = _felt((chance_AKB * (1 - chance_AKB))[:, 0])
+                self.bend_PN[index_A, rows] = curved_AB * (r_AB / self.total_P[index_A, None]).float()
         total_A = self.total_P[index_A]
         self.at_PD[index_A] = point_AD
         self.loss_P[index_A] = loss_A / total_A
@@ -207,10 +206,11 @@ class _Regression:
 
     def curved(self, direction_AD: Tensor, index_A: Tensor) -> Tensor:
         """Hessian times direction, in float32."""
-        self.iterations += 1
         way_AKE = direction_AD.view(len(index_A), self.problems.vectors, self.width)
+        # in numbers that a product of whole matrices makes in this time
+        self.spent += 4 * self.x_NE.numel() * (1.3 * way_AKE.shape[0] * way_AKE.shape[1] + THIN)
         out_AKE = self.decay_P[index_A].float()[:, None, None] * (way_AKE * self.flag_E.float())
-        every = len(index_A) == len(self.chance_PKN)
+        every = len(index_A) == len(self.bend_PN)
         bend_AN = self.bend_PN if every else self.bend_PN[index_A]
         for first in range(0, len(self.x_NE), step := max(BLOCK, CACHE // (4 * way_AKE.shape[0] * way_AKE.shape[1]))):
             rows = slice(first, first + step)  # scores of one block stay in the cache
@@ -226,9 +226,9 @@ class _Regression:
     def prepare(self, index_A: Tensor, own: bool) -> None:
         """Invert the Hessians' diagonal blocks, those of the fullest problem with the same labels.
 
-        `own`: that was too coarse; every problem has its own, if they fit.
+        `own`, or dear iterations before: that is too coarse; every problem has its own, if they fit.
         """
-        if (own or self.fine) and len(index_A) * self.problems.vectors * self.width**2 <= OWN:
+        if (own or self.own) and len(index_A) * self.problems.vectors * self.width**2 <= OWN:
             leaders = index_A
             self.group_P[index_A] = torch.arange(len(index_A))
         else:
@@ -236,21 +236,27 @@ class _Regression:
             kinds, place_A = torch.unique(label_A, return_inverse=True)
             self.group_P[index_A] = place_A
             leaders = torch.stack([_fullest(index_A[label_A == kind], self.total_P) for kind in kinds])
-        self.inverse_GKEE = torch.stack([self._inverse(int(p)) for p in leaders])
+        self.inverse_GKEE = torch.empty(0)  # the old ones make room first
+        self.inverse_GKEE = torch.empty(len(leaders), self.problems.vectors, self.width, self.width)
+        for place_KEE, p in zip(self.inverse_GKEE, leaders.tolist()):
+            self._invert(p, place_KEE)
 
-    def _inverse(self, p: int) -> Tensor:
-        """Inverses of the diagonal blocks [K, E, E] of one problem's Hessian, of a sample of the rows if many."""
+    def _invert(self, p: int, out_KEE: Tensor) -> None:
+        """Inverses of the diagonal blocks of one problem's Hessian, of a sample of the rows if many."""
         used_N = torch.nonzero(self.problems.weight_RN[self.problems.rows_P[p]])[:, 0]
         used = used_N[:: max(1, len(used_N) // (SAMPLE * self.width))]
-        chance_KM = self.chance_PKN[p][:, used]
-        spread_KM = chance_KM * (1 - chance_KM) * (self.share_PN[p, used] * (len(used_N) / len(used)))
+        bend_KM = self.bend_PN[p, used][None] * (len(used_N) / len(used))
+        if self.problems.vectors > 1:
+            chance_KM = self.chance_PKN[p][:, used]
+            bend_KM = chance_KM * (1 - chance_KM) * bend_KM
         ridge_E = self.decay_P[p] * self.flag_E
-        return torch.stack([_inverted(_ridged(self._block(used, spread_M), ridge_E)) for spread_M in spread_KM]).float()
+        for out_EE, bend_M in zip(out_KEE, bend_KM):
+            out_EE.copy_(_inverted(_ridged(self._block(used, bend_M), ridge_E)))
 
-    def _block(self, used_M: Tensor, spread_M: Tensor) -> Tensor:
+    def _block(self, used_M: Tensor, bend_M: Tensor) -> Tensor:
         """Weighted second moments [E, E] of some rows, summed in float32."""
-        felt_M = spread_M > FAINT * spread_M.mean()
-        x_ME = self.x_NE[used_M[felt_M]].mul_(spread_M[felt_M].sqrt_()[:, None])
+        felt_M = bend_M > FAINT * bend_M.mean()
+        x_ME = self.x_NE[used_M[felt_M]].mul_(bend_M[felt_M].sqrt_()[:, None])
         block_EE = torch.zeros(self.width, self.width)
         gram_(block_EE, x_ME)
         return mirrored(block_EE).double()
@@ -266,10 +272,11 @@ class _Regression:
         if len(self.inverse_GKEE) == 1:
             out_KAE = gradient_KAE @ self.inverse_GKEE[0]
         else:
-            group_A = self.group_P[index_A].tolist()
+            members: dict[int, list[int]] = {}
+            for a, group in enumerate(self.group_P[index_A].tolist()):
+                members.setdefault(group, []).append(a)
             out_KAE = torch.empty_like(gradient_KAE)
-            for group in sorted(set(group_A)):
-                mine = [a for a, g in enumerate(group_A) if g == group]
+            for group, mine in members.items():
                 where = slice(mine[0], mine[-1] + 1) if mine[-1] - mine[0] < len(mine) else mine
                 out_KAE[:, where] = gradient_KAE[:, where] @ self.inverse_GKEE[group]
         if vectors > 1:
@@ -291,6 +298,11 @@ def _loss(score_AKB: Tensor, label_AB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return -log_AKB.gather(1, label_A1B)[:, 0], chance_AKB, miss_AKB
 
 
+def _felt(x: Tensor) -> Tensor:
+    """In float32 without what is next to nothing: denormal numbers multiply a hundred times slower."""
+    return torch.where(x < TINY, 0.0, x).float()
+
+
 def _fullest(index_A: Tensor, total_P: Tensor) -> Tensor:
     return index_A[total_P[index_A].argmax()]
 
@@ -310,91 +322,3 @@ def _inverted(block_EE: Tensor) -> Tensor:
             return torch.cholesky_inverse(factor)
         more = max(10 * more, 1e-7 * float(block_EE.diagonal().mean()))
     raise DataError("Features are so large or so uneven that their curvature cannot be inverted. Standardise them.")
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A cost chosen by cross-validation and the fit on all rows at every cost.
-
-    `score_SF` is the accuracy on each left-out fold; the first (smallest) cost with the best mean is `best`.
-    """
-
-    solution: Solution
-    costs: tuple[float, ...]
-    score_SF: np.ndarray
-    best: int
-
-    @property
-    def cost(self) -> float:
-        """The chosen C."""
-        return self.costs[self.best]
-
-    @property
-    def weight_KD(self) -> Tensor:
-        """Weights on all rows at the chosen cost (K = 1 for two classes)."""
-        return self.solution.weight_SPKD[self.best, 0]
-
-    @property
-    def bias_K(self) -> Tensor:
-        """Intercepts that go with `weight_KD`."""
-        return self.solution.bias_SPK[self.best, 0]
-
-    def predict(self, x_ND: Tensor) -> np.ndarray:
-        """class_N of the chosen fit."""
-        return self.solution.logits(x_ND, [(self.best, 0)])[0].argmax(1).numpy()
-
-
-def stratified_folds(label_N: np.ndarray, folds: int) -> np.ndarray:
-    """fold_N: scikit-learn's unshuffled stratified folds, every class dealt out evenly in the order of the rows.
-
-    >>> stratified_folds(np.array([0, 0, 1, 1, 0, 1]), 2).tolist()
-    [0, 0, 0, 1, 1, 1]
-    """
-    classes, first, code_N = np.unique(label_N, return_index=True, return_inverse=True)
-    code_N = np.argsort(np.argsort(first))[code_N]  # classes in the order in which they appear
-    if len(label_N) < folds:
-        raise DataError(f"{len(label_N)} rows cannot make {folds} folds. Give more rows, or fewer with --folds.")
-    order = np.sort(code_N)
-    share_FK = np.stack([np.bincount(order[f::folds], minlength=len(classes)) for f in range(folds)])
-    fold_N = np.empty(len(label_N), dtype=np.int64)
-    for k in range(len(classes)):
-        fold_N[code_N == k] = np.repeat(np.arange(folds), share_FK[:, k])
-    return fold_N
-
-
-def cross_validate(
-    x_ND: Tensor,
-    label_N: np.ndarray,
-    classes: int,
-    costs: Sequence[float],
-    fold_N: np.ndarray,
-    tolerance: float = 1e-9,
-) -> Chosen:
-    """Choose C by accuracy on left-out folds and fit all rows; folds and the final fit are solved together.
-
-    >>> x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
-    >>> y = (x[:, 0] > 0).long().numpy()
-    >>> found = cross_validate(x, y, 2, (0.1, 1.0), stratified_folds(y, 3))
-    >>> bool((found.predict(x) == y).mean() > 0.9)
-    True
-    """
-    rising = tuple(sorted(float(c) for c in costs))
-    label_N = np.asarray(label_N, dtype=np.int64)
-    folds = int(fold_N.max()) + 1
-    kept_FN = torch.from_numpy(fold_N[None] != np.arange(folds)[:, None])
-    weight_RN = torch.cat([torch.ones(1, len(label_N)), kept_FN.float()])
-    problems = Problems(
-        torch.from_numpy(label_N)[None],
-        weight_RN,
-        torch.zeros(folds + 1, dtype=torch.long),
-        torch.arange(folds + 1),
-        torch.tensor(rising, dtype=torch.float64)[:, None].repeat(1, folds + 1),
-        classes,
-    )
-    solution = solve(x_ND, problems, tolerance)
-    score_SF = np.zeros((len(rising), folds))
-    for f in range(folds):
-        out = torch.from_numpy(np.flatnonzero(fold_N == f))
-        guess_SN = solution.logits(x_ND[out], [(s, f + 1) for s in range(len(rising))]).argmax(2).numpy()
-        score_SF[:, f] = (guess_SN == label_N[out.numpy()]).mean(1)
-    return Chosen(solution, rising, score_SF, int(score_SF.mean(1).argmax()))

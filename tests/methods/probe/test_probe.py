@@ -20,9 +20,9 @@ from budwood.data.span_decode import SpanPredictions
 from budwood.data.task import Row
 from budwood.errors import BudwoodError, ConfigError, DataError, ModelError, StoreError
 from budwood.linalg.choice import Choices, log_chances, solve_choices
+from budwood.linalg.folds import cross_validate, stratified_folds
 from budwood.linalg.leace import eraser
 from budwood.linalg.newton import minimise
-from budwood.linalg.softmax import cross_validate, stratified_folds
 from budwood.methods.probe import head, labels, spans, verb
 from budwood.methods.probe.code import folds_by_document, online_codes, portions, resamples
 from budwood.methods.probe.labels import code_length

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from budwood.errors import DataError
 from budwood.linalg import softmax, streamed
+from budwood.linalg.folds import stratified_folds
 from budwood.linalg.metrics import accuracy, accuracy_interval
 
 
@@ -111,7 +112,7 @@ def fold_rows(split: Split, label_N: np.ndarray, folds: int, labels: Sequence[st
             "have it. Give more rows, or lower --k-fold."
         )
     fold_N = np.full(len(label_N), -1)
-    fold_N[split.train] = softmax.stratified_folds(own, folds)
+    fold_N[split.train] = stratified_folds(own, folds)
     return fold_N
 
 

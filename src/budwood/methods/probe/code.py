@@ -11,7 +11,7 @@ import numpy as np
 
 from budwood.data.batch import seed_of
 from budwood.errors import DataError
-from budwood.linalg.softmax import stratified_folds
+from budwood.linalg.folds import stratified_folds
 
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 FIRST = 8  # rows that go before anything is learned: a smaller start only adds noise

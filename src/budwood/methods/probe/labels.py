@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from budwood.config.probe import ProbeConfig
-from budwood.linalg.softmax import Problems, cross_validate, solve
+from budwood.linalg.folds import cross_validate
+from budwood.linalg.softmax import Problems, solve
 from budwood.methods.probe.code import folds_by_document, online_codes, resamples, shuffled
 from budwood.methods.probe.side import Side
 
