@@ -81,7 +81,7 @@ def test_the_same_states_again_and_others_refused(done: Any, tmp_path: Path, mon
             out=tmp_path / "b",
             **SMALL,
         )
-    monkeypatch.setattr(linear_states, "digest", lambda text, size=0: "other")
+    monkeypatch.setattr(linear_states, "tokenizer_rules_hash", lambda tokenizer: "other")
     with pytest.raises(StoreError, match="another tokenizer"):
         bw.linear(
             "tiny-gpt", "tiny-sentiment", features=("f",), prompt=True, features_from=done.run, out=tmp_path / "d",
