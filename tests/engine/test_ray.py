@@ -141,7 +141,9 @@ def test_a_listener_that_never_speaks_is_told_at_once(monkeypatch: pytest.Monkey
 def test_a_real_cluster_answers_the_greeting(standing: None) -> None:
     import ray
 
-    engine.reachable(ray.get_runtime_context().gcs_address)
+    address, began = ray.get_runtime_context().gcs_address, time.monotonic()
+    engine.reachable(address)  # raises where nobody speaks
+    assert time.monotonic() - began < engine.PATIENCE  # it was the cluster that answered, not a wait that ran out
 
 
 DRIVER = """

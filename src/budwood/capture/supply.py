@@ -16,9 +16,8 @@ from torch import Tensor
 from budwood.capture.features import SHARD, Stored, open_reading, states
 from budwood.data.task import Task
 
-Supply = Callable[
-    [np.ndarray], Tensor
-]  # index_B of encoded rows -> states_LmD, float32, new each time: whoever asks may change it
+# index_B of encoded rows -> states_LmD, float32, new each time: whoever asks may change it
+Supply = Callable[[np.ndarray], Tensor]
 HELD = 1 << 30  # most 16-bit numbers kept in memory; more are read from disk row by row
 
 
