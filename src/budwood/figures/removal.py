@@ -10,15 +10,19 @@ import numpy as np
 
 def flip_curves(axes: Any, results: Sequence[Mapping[str, Any]], title: str) -> dict[str, list[Any]]:
     """Share of targets flipped against rows removed, with 95 % intervals; one line per way of choosing rows."""
-    for name in dict.fromkeys(r["scores"] for r in results):
+    names = list(dict.fromkeys(r["scores"] for r in results))
+    most = max(r["k"] for r in results)
+    for i, name in enumerate(names):
         own = [r for r in results if r["scores"] == name]
-        k = [r["k"] for r in own]
+        share = np.array([r["share"] for r in own])
+        away = [np.maximum(share - [r["low"] for r in own], 0), np.maximum([r["high"] for r in own] - share, 0)]
         dull = {"color": "#8a8f99", "ls": "--"} if name.startswith("random") else {}
-        (line,) = axes.plot(k, [r["share"] for r in own], marker="o", ms=4, lw=1.6, label=name, **dull)
-        axes.fill_between(
-            k, [r["low"] for r in own], [r["high"] for r in own], color=line.get_color(), alpha=0.13, lw=0
-        )
-    axes.set(xlabel="training rows removed", ylabel="share of targets flipped", ylim=(0, 1))
+        beside = [r["k"] + 0.012 * most * (i - (len(names) - 1) / 2) for r in own]  # intervals do not hide one another
+        # nothing removed flips nothing: targets are right without it
+        (line,) = axes.plot([0, *beside], [0, *share], marker="o", ms=4, lw=1.6, label=name, **dull)
+        axes.errorbar(beside, share, yerr=away, fmt="none", ecolor=line.get_color(), elinewidth=1, capsize=3)
+    top = min(1.02, 1.3 * max(r["high"] for r in results))
+    axes.set(xlabel="training rows removed", ylabel="share of targets flipped", ylim=(0, top))
     axes.set_title(title, fontsize=9.5)
     axes.legend(loc="upper left")
     return {c: [r[c] for r in results] for c in ("scores", "k", "flipped", "targets", "low", "high")}
