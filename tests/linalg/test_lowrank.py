@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from budwood.linalg.lowrank import outer_products, separable_root
+from budwood.linalg.lowrank import of_rank, outer_products, separable_root
 
 
 @pytest.mark.parametrize("positions", [1, 3, 5, 9])
@@ -26,3 +26,16 @@ def test_the_root_of_an_outer_product_is_found_and_zeros_do_no_harm() -> None:
     torch.testing.assert_close(torch.outer(*separable_root(torch.outer(x, y).square())), torch.outer(x, y))
     for part in separable_root(torch.zeros(2, 3)):
         assert torch.isfinite(part).all() and (part > 0).all()
+
+
+@pytest.mark.parametrize("rank", [1, 3, 12, 30])
+def test_of_rank_is_near_the_best(rank: int) -> None:
+    draw = torch.Generator().manual_seed(rank)
+    x = torch.randn(3, 40, 30, generator=draw, dtype=torch.float64) * torch.logspace(0, -3, 30, dtype=torch.float64)
+    left, right = of_rank(x, rank, seed=0)
+    assert left.shape == (3, 40, rank) and right.shape == (3, rank, 30)
+    best = torch.linalg.svdvals(x)[:, rank:].square().sum(1).sqrt()
+    found = torch.linalg.matrix_norm(x - left @ right)
+    assert (found <= 1.02 * best + 1e-9).all()
+    again = of_rank(x, rank, seed=0)
+    assert torch.equal(left, again[0]) and torch.equal(right, again[1])

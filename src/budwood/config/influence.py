@@ -163,6 +163,12 @@ class ScoreConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
     train_batch: Annotated[int | None, Parameter(group=INFLUENCE)] = Field(
         None, ge=1, description="Most training rows per batch; default: by length."
     )
+    query_rank: Annotated[int | None, Parameter(group=INFLUENCE)] = Field(
+        None,
+        ge=1,
+        description="Keep queries as so many outer products per module, in memory: for many queries of a large model, "
+        "whose whole gradients would fill a disk. Ranks stay nearly the same. Default: whole gradients.",
+    )
     projection: Annotated[int, Parameter(group=INFLUENCE)] = Field(
         1024, ge=2, description="Numbers a gradient is projected to by the baseline trak."
     )
@@ -174,6 +180,10 @@ class ScoreConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
             raise ValueError(f"--aggregate was given '{min(unknown)}': give query, train or both")
         if self.per_token and "train" in self.aggregate:
             raise ValueError("--per-token divides training rows, --aggregate train sums over them: leave one away")
+        if self.query_rank is not None and "query" in self.aggregate:
+            raise ValueError(
+                "--query-rank is for many queries, --aggregate query makes one of them: leave one away"
+            )
         return self
 
 

@@ -1,6 +1,6 @@
 """Matrices as sums of few outer products.
 
-Shapes: B matrices, T summands given, R outer products found, O out, I in.
+Shapes: B matrices, T summands given, R outer products found, D of them while searching, O out, I in.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 FLAT = 1e-12  # of the largest weight: smaller ones count as this in logarithms
+MORE, TURNS = 8, 2  # of a search: outer products beyond those asked for, products with the matrix and its transpose
 
 
 def outer_products(g_BTO: Tensor, a_BTI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,3 +42,28 @@ def separable_root(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     log_OI = exact.clamp_min(max(float(exact.max()) * FLAT, 1e-30)).log() / 2
     middle = log_OI.mean() / 2
     return (log_OI.mean(1) - middle).exp().float(), (log_OI.mean(0) - middle).exp().float()
+
+
+def of_rank(x_BOI: Tensor, rank: int, seed: int) -> tuple[Tensor, Tensor]:
+    """(left_BOR, right_BRI): left right is nearest to every matrix among those of this rank.
+
+    The space of the strongest outer products is searched from a seeded random one, which comes within a few per cent of
+    the nearest; where the rank is no less than that space could be, nothing is searched or left out.
+
+    >>> left, right = of_rank(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]), 1, seed=0)
+    >>> (left @ right).round(decimals=4).tolist()
+    [[[2.0, 0.0], [0.0, 0.0]]]
+    """
+    count, out, into = x_BOI.shape
+    rank, wide = min(rank, out, into), min(rank + MORE, out, into)
+    if wide < min(out, into):
+        draw = torch.Generator().manual_seed(seed)
+        space_BOD = x_BOI @ torch.randn(into, wide, generator=draw).to(x_BOI)
+        for _ in range(TURNS):
+            space_BOD = x_BOI @ (x_BOI.transpose(1, 2) @ torch.linalg.qr(space_BOD)[0])
+        base_BOD = torch.linalg.qr(space_BOD)[0]
+        left_BDR, strength_BR, right_BRI = torch.linalg.svd(base_BOD.transpose(1, 2) @ x_BOI, full_matrices=False)
+        left_BOR = base_BOD @ left_BDR
+    else:
+        left_BOR, strength_BR, right_BRI = torch.linalg.svd(x_BOI, full_matrices=False)
+    return (left_BOR * strength_BR[:, None])[..., :rank], right_BRI[:, :rank]

@@ -30,6 +30,7 @@ from budwood.methods.influence.precondition import (
     query_blocks,
 )
 from budwood.methods.influence.queries import encoded, query_rows
+from budwood.methods.influence.thin import Thin, thin_bytes
 from budwood.methods.influence.workshop import ROWS, TOKENS, Shop, memory_budget, open_shop
 from budwood.params.select import layer_of
 from budwood.store.files import canonical, file_digest
@@ -102,7 +103,8 @@ class Asked:
         """All query blocks: from the file where there is one, else computed here."""
         if self.file.exists():
             return OnDisk.at(self.file, self.ready, self.rows, self.shop.like)
-        blocks = Resident(self.rows, self.shop.like, self.summed)
+        rank, like = self.cfg.query_rank, self.shop.like
+        blocks = Resident(self.rows, like, self.summed) if rank is None else Thin(self.rows, like, rank)
         self.fill(blocks)
         return blocks
 
@@ -116,8 +118,14 @@ class Asked:
         """Before any shard: blocks too large for the memory of each worker go to a file, once for all of them."""
         if self.file.exists():
             return
-        left = room(self)
-        if self.summed or bytes_needed(self.ready, self.rows) * 1.2 < left:
+        left, rank = room(self), self.cfg.query_rank
+        if rank is not None and (need := thin_bytes(self.ready, self.rows, rank, self.shop.like)) > left:
+            raise ConfigError(
+                f"{self.rows} queries of --query-rank {rank} take {need / 1e6:,.0f} MB in each worker, and there are "
+                f"{max(0, left) / 1e6:,.0f} MB for them. Give a smaller rank, more --max-memory, or leave --query-rank "
+                "away: whole gradients that do not fit lie on disk."
+            )
+        if rank is not None or self.summed or bytes_needed(self.ready, self.rows) * 1.2 < left:
             if self.cfg.workers == 1 and self.cfg.engine == "local":
                 assert self.blocks is not None  # the shards are computed in this process: computed and timed here
         else:

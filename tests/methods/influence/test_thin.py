@@ -1,0 +1,85 @@
+"""Queries as few outer products: whole rank is the dense score, few rank nearly alike, too much memory is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import budwood as bw
+from budwood.config.influence import ScoreConfig
+from budwood.errors import ConfigError
+from budwood.linalg.ranking import spearman_by_row
+from budwood.methods.influence import asked
+from budwood.methods.influence.factors import Setting
+from budwood.methods.influence.precondition import Work, precondition
+from budwood.methods.influence.scores import Scores
+from budwood.methods.influence.thin import Thin, thin_bytes
+from budwood.studies.api import run
+from tests.methods.influence.toys import ALL, fit, scores, toy
+
+ASKED = np.array([4, 0, 2])
+SETTINGS = [Setting(s, "" if s == "identity" else "0.1mean") for s in ALL]
+
+
+@pytest.mark.parametrize("way", ["turn", "back"])
+def test_whole_rank_is_the_dense_score(way: str, tmp_path: Path) -> None:
+    _, shop = toy("bert")
+    made = fit(shop, tmp_path)
+    want = scores(shop, made, SETTINGS, ASKED, way)
+    whole = max(max(m.out, m.columns) for m in shop.maps)
+    got = scores(shop, made, SETTINGS, ASKED, way, blocks=Thin(3, shop.like, whole))
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-11 * np.abs(want).max())
+    few = scores(shop, made, SETTINGS, ASKED, way, blocks=Thin(3, shop.like, 1))
+    assert np.abs(few - want).max() > 1e-3 * np.abs(want).max()  # one outer product leaves something out
+
+
+def test_memory_is_that_of_the_outer_products(tmp_path: Path) -> None:
+    _, shop = toy("bert")
+    made = fit(shop, tmp_path)
+    ready = precondition(made, SETTINGS, Work(3, 6, 8.0), "turn")
+    blocks = Thin(3, shop.like, 2)
+    scores(shop, made, SETTINGS, ASKED, "turn", blocks=blocks)
+    held = sum(side.numel() * side.element_size() for pair in blocks.tensors.values() for side in pair)
+    assert held == thin_bytes(ready, 3, 2, shop.like)
+
+
+@pytest.fixture(scope="module")
+def entailed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """tiny-bert after a few steps of tiny-entail, and what every score of it is told."""
+    common = {"task": "tiny-entail", "limit": 64, "limit_eval": 16, "threads": 1, "progress": "none"}
+    out = tmp_path_factory.mktemp("thin") / "tuned"
+    bw.finetune("tiny-bert", max_steps=4, out=out, **common)
+    return str(out), common
+
+
+def test_thirty_two_outer_products_rank_as_whole_gradients(
+    entailed: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    model, common = entailed
+    from budwood.studies.verbs import run_verb
+
+    def scored(name: str, **more: Any) -> Any:
+        cfg = ScoreConfig(**common, queries=("8",), out=tmp_path / name, **more)
+        return run_verb("influence score", cfg, [model])
+
+    whole = Scores.open(scored("whole").run).whole()
+    given = {"factors": tmp_path / "whole"}
+    found = {r: Scores.open(scored(f"rank{r}", query_rank=r, **given).run).whole() for r in (4, 32, 512)}
+    near = {r: float(spearman_by_row(s, whole).mean()) for r, s in found.items()}
+    assert near[32] >= 0.94 and near[512] >= 0.99999  # the bar of the field's reference on a much larger model: 0.94
+    assert near[4] < near[32]
+
+
+def test_what_does_not_fit_is_refused(
+    entailed: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, common = entailed
+    with pytest.raises(ValueError, match="leave one away"):
+        ScoreConfig(task="tiny-entail", query_rank=4, aggregate=("query",))
+    monkeypatch.setattr(asked, "room", lambda a: 1000)
+    wish = {**common, "queries": ("2",), "strategy": ("identity",), "query_rank": 8, "out": tmp_path / "x"}
+    with pytest.raises(ConfigError, match="--query-rank 8 take"):
+        run("influence score", model, wish.pop("task"), wish)
