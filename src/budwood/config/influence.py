@@ -88,7 +88,7 @@ class DampingConfig(Config):
     damping: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
         ("auto",),
         description="Added to the curvature: a number, 0.1mean (that share of each module's mean), heuristic "
-        "(= 0.1mean) or auto (the least share of the mean at which scores by two halves of the training rows agree). "
+        "(= 0.1mean) or auto (10, 30 or 100 times the mean: the least at which scores by two halves of rows agree). "
         "Several cost no further pass; the first is the main one.",
     )
 
@@ -181,9 +181,7 @@ class ScoreConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         if self.per_token and "train" in self.aggregate:
             raise ValueError("--per-token divides training rows, --aggregate train sums over them: leave one away")
         if self.query_rank is not None and "query" in self.aggregate:
-            raise ValueError(
-                "--query-rank is for many queries, --aggregate query makes one of them: leave one away"
-            )
+            raise ValueError("--query-rank is for many queries, --aggregate query makes one of them: leave one away")
         return self
 
 

@@ -16,9 +16,10 @@ from budwood.capture.stream import PEEK, Map, Sides
 from budwood.config.influence import FitConfig
 from budwood.errors import ConfigError, ModelError
 from budwood.linalg.kron import EigenError, eigenbasis, gram_, inverse, mirrored, reliability, rotate_first, square_sum_
+from budwood.methods.influence import evidence
 from budwood.methods.influence.by_token import token_scores
 from budwood.methods.influence.coordinates import Kept, coordinates_of
-from budwood.methods.influence.evidence import SHARES, weigh
+from budwood.methods.influence.evidence import RELIABLE, SHARES, weigh
 from budwood.methods.influence.factors import Factors, Setting, settings_of
 from budwood.methods.influence.itself import self_influence
 from budwood.methods.influence.moments import covariances, second_moments, with_one
@@ -303,7 +304,8 @@ def test_settings_and_dampings(tmp_path: Path) -> None:
     ]
     name = shop.maps[0].name
     mean = float(factors.tensor(f"ekfac/{name}").mean())
-    assert factors.damping(Setting("ekfac", "auto"), name) == pytest.approx(0.1 * mean)
+    assert factors.damping(Setting("ekfac", "auto"), name) == pytest.approx(10 * mean)
+    assert factors.damping(Setting("ekfac", "0.1mean"), name) == pytest.approx(0.1 * mean)
     assert factors.damping(Setting("ekfac", "0.001"), name) == 0.001
     with pytest.raises(ConfigError, match="model_hash.*other.*now"):
         factors.check({"model_hash": "other"})
@@ -311,13 +313,30 @@ def test_settings_and_dampings(tmp_path: Path) -> None:
 
 def test_evidence_asks_for_damping_where_halves_differ() -> None:
     torch.manual_seed(0)
-    one, other = (torch.distributions.Chi2(1.0).sample((4000,)).double() for _ in range(2))
+    one, other = (torch.distributions.Chi2(0.2).sample((4000,)).double() for _ in range(2))
     found = weigh([(one, other)])
     agreements = [x["agreement"] for x in found["sweep"]]
     assert agreements == sorted(agreements) and [x["share"] for x in found["sweep"]] == list(SHARES)
-    assert found["best"] > 0.1 and max(agreements) > 0.99
+    assert found["best"] > SHARES[0] and agreements[0] < RELIABLE < max(agreements)
     same = torch.logspace(-3, 3, 4000).double()
-    assert weigh([(same, same)])["best"] == SHARES[0]  # halves agree: none is needed
+    assert weigh([(same, same)])["best"] == SHARES[0]  # halves agree: the least is enough
+
+
+def test_evidence_wants_agreement_at_all_larger_shares_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agreement falls and rises again on real models: a share that agrees below others that do not is not taken."""
+    known = {10.0: 0.97, 30.0: 0.90, 100.0: 0.96}
+    monkeypatch.setattr(evidence, "reliability", lambda a, b, damping: (known[damping], 1.0, 1.0))
+    ones = torch.ones(8)
+    assert weigh([(ones, ones)])["best"] == 100
+    known[30.0] = 0.95
+    assert weigh([(ones, ones)])["best"] == 10
+    known[100.0] = 0.90
+    assert weigh([(ones, ones)])["best"] == 100  # none agrees: the most there is
+
+
+def test_damping_agrees_only_where_it_is_large_enough() -> None:
+    torch.manual_seed(0)
+    one, other = (torch.distributions.Chi2(1.0).sample((4000,)).double() for _ in range(2))
     common, own, theirs = reliability(one, other, 1e9)
     assert common / (own * theirs) ** 0.5 == pytest.approx(1.0)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from budwood.errors import ConfigError
+from budwood.methods.influence import evidence as seen
 from budwood.methods.influence import factors as made
 from budwood.methods.influence import fit as method
 from budwood.methods.influence import index, itself, memory, moments, workshop
@@ -88,7 +89,7 @@ def test_every_strategy_chooses_its_own_damping(tuned: Any, tmp_path: Path, caps
     scored = run("influence score", model, task, {**shown, "factors": tmp_path / "kfac", "out": tmp_path / "s"})
     assert scored.metrics["damping_auto"] == each["kfac"].metrics["damping_auto"]
     err = capsys.readouterr().err
-    assert "--damping auto, kfac: " in err and "agreement of scores by two halves" in err and "0.1," in err
+    assert "--damping auto, kfac: " in err and "agreement of scores by two halves" in err and "at 10," in err
     borrowed = run("influence score", model, task, {**shown, "factors": tmp_path / "ekfac", "out": tmp_path / "b"})
     assert "as for ekfac: the factors were not fitted for kfac" in borrowed.metrics["damping_why"]["kfac"]
 
@@ -109,11 +110,35 @@ def test_kfac_evidence_is_that_of_covariances_of_either_half(tmp_path: Path) -> 
     assert of_covariances([halves[0], {}], factors.bases, shop.maps) == {}
 
 
+def test_evidence_is_that_of_the_same_rows_however_many_are_fitted(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Factors of a sample and of all rows are damped alike, and further rows count in the moments all the same."""
+    model, task = tuned
+    monkeypatch.setattr(seen, "ROWS", 8)
+    settings = {"threads": 1, "shard_rows": 3, "strategy": ("ekfac", "kfac", "diagonal")}
+    found = {
+        n: run("influence fit", model, task, {**settings, "fit_rows": n, "out": tmp_path / n}) for n in ("8", "24")
+    }
+    few, all_ = (found[n].metrics["damping"] for n in ("8", "24"))
+    agreement = lambda e: [x["agreement"] for x in e["sweep"]]
+    assert agreement(few["diagonal"]) == pytest.approx(agreement(all_["diagonal"]), abs=1e-6)
+    monkeypatch.setattr(seen, "ROWS", 1024)
+    plain = run("influence fit", model, task, {**settings, "out": tmp_path / "plain"})
+    for strategy in ("kfac", "diagonal"):
+        assert agreement(plain.metrics["damping"][strategy]) != pytest.approx(agreement(all_[strategy]), abs=1e-6)
+    ours, want = (Factors.open(r.run) for r in (found["24"], plain))
+    for m in want.maps:
+        for kind in ("ekfac", "diagonal"):
+            got, wish = ours.tensor(f"{kind}/{m.name}"), want.tensor(f"{kind}/{m.name}")
+            assert float(got.sum()) == pytest.approx(float(wish.sum()), rel=1e-5)
+
+
 def test_where_nothing_is_known_the_usual_share_is_told(tmp_path: Path) -> None:
     _, shop = toy("bert")
     factors = fit(shop, tmp_path)
-    assert factors.share("ekfac") == (0.1, None)
-    assert told(factors, ["kfac"])["kfac"].startswith("0.1 x the mean curvature of each module, the usual share: ")
+    assert factors.share("ekfac") == (10, None)
+    assert told(factors, ["kfac"])["kfac"].startswith("10 x the mean curvature of each module, the usual share: ")
 
 
 def test_a_fit_stopped_in_every_phase_ends_with_the_same_bytes(tuned: Any, tmp_path: Path) -> None:

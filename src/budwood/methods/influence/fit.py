@@ -21,9 +21,8 @@ from budwood.config.influence import FitConfig
 from budwood.data.batch import seed_of
 from budwood.engine.jobs import Job
 from budwood.engine.run import Wish, run_all
+from budwood.methods.influence import evidence as seen
 from budwood.methods.influence import factors as made
-from budwood.methods.influence.evidence import of_covariances, of_moments
-from budwood.methods.influence.evidence import told as words
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.memory import of_fit, tokens_within
 from budwood.methods.influence.moments import Basis, covariances, second_moments
@@ -58,11 +57,11 @@ def say_damping(
     curved = [s for s in strategies if s in ("ekfac", "kfac", "diagonal")]
     if "auto" not in dampings or not curved:
         return {}
-    for strategy, text in words(factors, curved).items():
+    for strategy, text in seen.told(factors, curved).items():
         progress.say(f"--damping auto, {strategy}: {text}.")
     return {
         "damping_auto": ", ".join(f"{s} {factors.share(s)[0]:g} x mean" for s in curved),
-        "damping_why": words(factors, curved),
+        "damping_why": seen.told(factors, curved),
     }
 
 
@@ -136,7 +135,7 @@ def fitted_on(
             _copied(home, place, ("covariance", "eigen"))
         if "kfac" in strategies:
             halves = (made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half)
-            evidence |= of_covariances(halves, Factors(place, shop.maps, {}).bases, shop.maps)
+            evidence |= seen.of_covariances(halves, Factors(place, shop.maps, {}).bases, shop.maps)
     if strategies & {"ekfac", "diagonal"} or ("kfac" in strategies and any(m.diagonal for m in shop.maps)):
         ends = [n for n in growth if turned <= n]
         evidence |= _moments(bench, place, home, _ranges(count, ends))
@@ -196,12 +195,13 @@ def _copied(source: Path, place: Path, names: Sequence[str]) -> None:
 
 
 def _ranges(count: int, growth: Sequence[int]) -> list[tuple[int, int]]:
-    """The sample as pieces of the seeded order: those that smaller samples already summed, and the rest.
+    """The sample as pieces of the seeded order: those that smaller samples already summed, and the rest; the rows of
+    the evidence for damping end with a piece.
 
-    >>> _ranges(8, [2, 4, 8])
-    [(0, 2), (2, 4), (4, 8)]
+    >>> _ranges(8, [2, 4, 8]), _ranges(3000, [2048])
+    ([(0, 2), (2, 4), (4, 8)], [(0, 1024), (1024, 2048), (2048, 3000)])
     """
-    ends = [n for n in growth if n < count] + [count]
+    ends = [*sorted({n for n in (*growth, seen.ROWS) if n < count}), count]
     return list(zip([0, *ends[:-1]], ends))
 
 
@@ -219,12 +219,12 @@ def shards(shop: Shop, first: int, last: int) -> list[tuple[int, np.ndarray]]:
 
 
 def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) -> list[list[Job]]:
-    """The covariances at `place`; returns the jobs of either half of the rows."""
+    """The covariances at `place`; returns the jobs of either half of the rows of the evidence."""
     target = place / "covariance.safetensors"
     weighed = "by-gradient" if bench.shop.labels == "exact" else "by-position"
     halves = [
         (
-            half,
+            half if b <= seen.ROWS else None,
             Job(
                 f"{HERE}:covariance_shard",
                 {**bench.settings, "first": a, "last": b, "shard": i},
@@ -275,25 +275,25 @@ def eigen_part(arguments: dict[str, Any], part: Path) -> None:
 
 def _moments(bench: Bench, place: Path, home: Path, ranges: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """The second moments at `place`, in the eigenbases at `home`, where their sums are kept; returns the evidence."""
-    halves_of, jobs = [], []
+    parts: dict[int | None, list[Job]] = {0: [], 1: [], None: []}  # halves of the evidence's rows, and further rows
     for a, b in ranges:
         for i, (half, _) in enumerate(shards(bench.shop, a, b)):
             asked = {**bench.settings, "factors": str(home), "first": a, "last": b, "shard": i}
             part = home / "parts" / f"moments-{a}-{b}-{i:05d}.safetensors"
-            jobs.append(Job(f"{HERE}:moment_shard", asked, part))
-            halves_of.append(half)
+            parts[half if b <= seen.ROWS else None].append(Job(f"{HERE}:moment_shard", asked, part))
+    jobs = [job for mine in parts.values() for job in mine]
     with bench.progress.stage("moments", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, bench.wish, lambda job: bar.advance(1))
         _bases.cache_clear()
-        by_half = [[j for j, h in zip(jobs, halves_of) if h == half] for half in (0, 1)]
-        halves = [made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half]
-        rows = [max(1, _noted(mine, bench.shop)) for mine in by_half]
-    evidence = of_moments(halves, rows, bench.shop.cfg.strategy)
-    count = sum(rows) if halves[1] else rows[0]
-    for key in list(halves[1]):
-        halves[0][key].add_(halves[1].pop(key))
-    mean = {k: (v / count).to(bench.shop.like.dtype) for k, v in halves[0].items()}
-    tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
+        rows = {half: _noted(mine, bench.shop) for half, mine in parts.items()}
+        one, other = (made.merged(tree.load(j.output)[0] for j in parts[half]) for half in (0, 1))
+        evidence = seen.of_moments([one, other], [max(1, rows[0]), max(1, rows[1])], bench.shop.cfg.strategy)
+        for key in list(other):
+            one[key].add_(other.pop(key))
+        made.merged((tree.load(j.output)[0] for j in parts[None]), one)
+        count = max(1, sum(rows.values()))
+        mean = {k: (v / count).to(bench.shop.like.dtype) for k, v in one.items()}
+        tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
     return evidence
 
 

@@ -14,13 +14,15 @@ from torch import Tensor
 from budwood.capture.stream import Map
 from budwood.data.batch import seed_of
 from budwood.linalg.ranking import spearman_by_row
+from budwood.methods.influence import evidence
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.fit import Bench, fitted_on
 from budwood.methods.influence.pairs import Meeting, Resident
 from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
 from budwood.methods.influence.workshop import Shop, sweep
 
-FIRST, AGREE = 256, 0.99
+FIRST = evidence.ROWS  # from there on all samples are damped alike
+AGREE = 0.99
 BASES = 2048  # rows from which eigenbases are made at most
 QUERIES, ROWS = 16, 192  # of the calibration
 
