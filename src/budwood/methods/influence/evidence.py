@@ -105,8 +105,8 @@ def told(factors: Factors, strategies: Iterable[str]) -> dict[str, str]:
         else:
             sweep = factors.facts["evidence"][strategy]["sweep"]
             shown = ", ".join(f"{x['agreement']:.3f} at {x['share']:g}" for x in sweep)
-            met = max(x["agreement"] for x in sweep) >= RELIABLE
-            asked = f"at least {RELIABLE:g} is asked for" if met else f"none reaches {RELIABLE:g}"
+            met = sweep[-1]["agreement"] >= RELIABLE
+            asked = f"at least {RELIABLE:g} there and above is asked for" if met else "too little even at the most"
             text += f"; agreement of scores by two halves of the rows: {shown}; {asked}"
         found[strategy] = text
     return found
