@@ -88,8 +88,8 @@ class DampingConfig(Config):
     damping: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
         ("auto",),
         description="Added to the curvature: a number, 0.1mean (that share of each module's mean), heuristic "
-        "(= 0.1mean) or auto (10, 30 or 100 times the mean: the least at which scores by two halves of rows agree). "
-        "Several cost no further pass; the first is the main one.",
+        "(= 0.1mean) or auto (10, 30 or 100 times the mean: the least from which on scores by two halves of rows "
+        "agree). Several cost no further pass; the first is the main one.",
     )
 
     @field_validator("damping")
@@ -167,7 +167,8 @@ class ScoreConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         None,
         ge=1,
         description="Keep queries as so many outer products per module, in memory: for many queries of a large model, "
-        "whose whole gradients would fill a disk. Ranks stay nearly the same. Default: whole gradients.",
+        "whose whole gradients would fill a disk. Those of queries of at most so many tokens lose nothing. Default: "
+        "whole gradients.",
     )
     projection: Annotated[int, Parameter(group=INFLUENCE)] = Field(
         1024, ge=2, description="Numbers a gradient is projected to by the baseline trak."
@@ -182,6 +183,10 @@ class ScoreConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
             raise ValueError("--per-token divides training rows, --aggregate train sums over them: leave one away")
         if self.query_rank is not None and "query" in self.aggregate:
             raise ValueError("--query-rank is for many queries, --aggregate query makes one of them: leave one away")
+        if self.query_rank is not None and self.per_token:
+            raise ValueError("--per-token needs whole gradients of queries: leave --query-rank away")
+        if self.query_rank is not None and not set(self.strategy) & set(STRATEGIES):
+            raise ValueError(f"--query-rank has no effect on {', '.join(self.strategy)}: leave it away")
         return self
 
 

@@ -102,7 +102,11 @@ def full_names(names: Sequence[str], runs: Sequence[Path]) -> list[str]:
 
 
 def _label(matrix: Matrix) -> str:
-    return matrix.name if matrix.dtype in ("float32", "float64") else f"{matrix.name} ({matrix.dtype})"
+    """The name, and in what a matrix is less than exact."""
+    short: list[str] = [] if matrix.dtype in ("float32", "float64") else [matrix.dtype]
+    if rank := matrix.facts.get("query_rank"):
+        short.append(f"rank {rank}")
+    return f"{matrix.name} ({', '.join(short)})" if short else matrix.name
 
 
 def common_queries(matrices: Sequence[Scored]) -> list[str]:

@@ -45,10 +45,10 @@ def separable_root(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_rank(x_BOI: Tensor, rank: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(left_BOR, right_BRI): left right is nearest to every matrix among those of this rank.
+    """(left_BOR, right_BRI): left right is close to the nearest matrix of this rank.
 
     The space of the strongest outer products is searched from a seeded random one, which comes within a few per cent of
-    the nearest; where the rank is no less than that space could be, nothing is searched or left out.
+    the nearest; where the rank is no less than that space could be, nothing is searched.
 
     >>> left, right = of_rank(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]), 1, seed=0)
     >>> (left @ right).round(decimals=4).tolist()

@@ -337,8 +337,9 @@ def test_evidence_wants_agreement_at_all_larger_shares_too(monkeypatch: pytest.M
 def test_damping_agrees_only_where_it_is_large_enough() -> None:
     torch.manual_seed(0)
     one, other = (torch.distributions.Chi2(1.0).sample((4000,)).double() for _ in range(2))
-    common, own, theirs = reliability(one, other, 1e9)
-    assert common / (own * theirs) ** 0.5 == pytest.approx(1.0)
+    agreement = lambda c, a, b: c / (a * b) ** 0.5
+    assert agreement(*reliability(one, other, 1e9)) == pytest.approx(1.0)
+    assert agreement(*reliability(one, other, 1e-3)) < 0.5
 
 
 def test_rows_without_a_finite_loss(tmp_path: Path) -> None:

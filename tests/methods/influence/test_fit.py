@@ -129,9 +129,10 @@ def test_evidence_is_that_of_the_same_rows_however_many_are_fitted(
         assert agreement(plain.metrics["damping"][strategy]) != pytest.approx(agreement(all_[strategy]), abs=1e-6)
     ours, want = (Factors.open(r.run) for r in (found["24"], plain))
     for m in want.maps:
-        for kind in ("ekfac", "diagonal"):
-            got, wish = ours.tensor(f"{kind}/{m.name}"), want.tensor(f"{kind}/{m.name}")
-            assert float(got.sum()) == pytest.approx(float(wish.sum()), rel=1e-5)
+        got, wish = (f.tensor(f"diagonal/{m.name}") for f in (ours, want))
+        assert torch.allclose(got, wish, rtol=1e-4, atol=1e-6 * float(wish.max())), m.name
+        got, wish = (f.tensor(f"ekfac/{m.name}").sum() for f in (ours, want))  # bases turn by rounding
+        assert float(got) == pytest.approx(float(wish), rel=1e-5)
 
 
 def test_where_nothing_is_known_the_usual_share_is_told(tmp_path: Path) -> None:
@@ -141,12 +142,16 @@ def test_where_nothing_is_known_the_usual_share_is_told(tmp_path: Path) -> None:
     assert told(factors, ["kfac"])["kfac"].startswith("10 x the mean curvature of each module, the usual share: ")
 
 
-def test_a_fit_stopped_in_every_phase_ends_with_the_same_bytes(tuned: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows,shards", [(1024, 6), (8, 6)])
+def test_a_fit_stopped_in_every_phase_ends_with_the_same_bytes(
+    rows: int, shards: int, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, task = tuned
+    monkeypatch.setattr(seen, "ROWS", rows)
     settings = {"threads": 1, "strategy": CURVED, "shard_rows": 5}
     whole = run("influence fit", model, task, {**settings, "out": tmp_path / "whole"}).run / "factors"
     out = tmp_path / "stopped"
-    for job, done in (("covariance_shard", 1), ("eigen_part", 6 + 1), ("moment_shard", 6 + 4 + 1)):
+    for job, done in (("covariance_shard", 1), ("eigen_part", shards + 1), ("moment_shard", shards + 4 + 1)):
         with interrupted(method, job, 2):
             run("influence fit", model, task, {**settings, "out": out})
         assert len(list((out / "factors" / "parts").iterdir())) == done  # what was done before stays, and counts

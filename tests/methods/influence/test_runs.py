@@ -15,8 +15,8 @@ from budwood.config.influence import FitConfig
 from budwood.data.batch import Features
 from budwood.errors import ConfigError, DataError
 from budwood.linalg.ranking import spearman_by_row
+from budwood.methods.influence import evidence, growth
 from budwood.methods.influence import fit as fitting
-from budwood.methods.influence import growth
 from budwood.methods.influence import score as method
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.scores import Scores, sum_of
@@ -118,7 +118,7 @@ def test_fit_rows_grow_until_ranks_agree(
     agree: float, sizes: list[int], bases: int, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, task = tuned
-    monkeypatch.setattr(growth, "FIRST", 6)
+    monkeypatch.setattr(evidence, "ROWS", 6)
     monkeypatch.setattr(growth, "BASES", bases)
     monkeypatch.setattr(growth, "AGREE", agree)
     grown = run("influence fit", model, task, {"threads": 1, "fit_rows": "auto", "out": tmp_path / "grown"})
@@ -139,7 +139,8 @@ def test_fit_rows_grow_until_ranks_agree(
 
 def test_covariances_of_kfac_grow_with_the_sample(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, task = tuned
-    for name, value in (("FIRST", 6), ("BASES", 6), ("AGREE", 2.0)):
+    monkeypatch.setattr(evidence, "ROWS", 6)
+    for name, value in (("BASES", 6), ("AGREE", 2.0)):
         monkeypatch.setattr(growth, name, value)
     wish = {"threads": 1, "strategy": ("kfac",)}
     grown = run("influence fit", model, task, {**wish, "fit_rows": "auto", "out": tmp_path / "grown"})
@@ -153,7 +154,8 @@ def test_covariances_of_kfac_grow_with_the_sample(tuned: Any, tmp_path: Path, mo
 def test_second_moments_grow_in_bases_that_stay(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row goes through the model once for second moments, and they are those of one pass in the same bases."""
     model, task = tuned
-    for name, value in (("FIRST", 6), ("BASES", 6), ("AGREE", 2.0)):
+    monkeypatch.setattr(evidence, "ROWS", 6)
+    for name, value in (("BASES", 6), ("AGREE", 2.0)):
         monkeypatch.setattr(growth, name, value)
     seen: list[int] = []
     plain = fitting.second_moments

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from budwood.config.influence import FitConfig, IndexConfig, ScoreConfig, SelfConfig
 from budwood.errors import ConfigError, ModelError
+from budwood.methods.influence import evidence, growth, workshop
 from budwood.methods.influence import fit as fitting
-from budwood.methods.influence import growth, workshop
 from budwood.methods.influence import index as indexing
 from budwood.methods.influence import itself as selves
 from budwood.methods.influence import score as scoring
@@ -126,7 +126,7 @@ def test_gradient_baselines_leave_them_out(broken: Any, tmp_path: Path, name: st
 def test_a_growing_sample_leaves_them_out(broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they would be the queries that say when the sample is large enough."""
     model, common, ids = broken
-    monkeypatch.setattr(growth, "FIRST", 10)
+    monkeypatch.setattr(evidence, "ROWS", 10)
     monkeypatch.setattr(growth, "AGREE", 2.0)
     monkeypatch.setattr(growth, "QUERIES", 28)
     found = done("fit", FitConfig(**common, fit_rows="auto", out=tmp_path / "fit"), model)

@@ -30,12 +30,13 @@ from budwood.methods.influence.precondition import (
     query_blocks,
 )
 from budwood.methods.influence.queries import encoded, query_rows
-from budwood.methods.influence.thin import Thin, thin_bytes
+from budwood.methods.influence.thin import WAY, Thin, thin_numbers
 from budwood.methods.influence.workshop import ROWS, TOKENS, Shop, memory_budget, open_shop
 from budwood.params.select import layer_of
 from budwood.store.files import canonical, file_digest
 
 HERE = "budwood.methods.influence.asked"
+SPARE = 1.2  # memory asked for, times what blocks take
 CHECKED = 16  # queries on which bfloat16 is compared with float32
 
 
@@ -119,17 +120,21 @@ class Asked:
         if self.file.exists():
             return
         left, rank = room(self), self.cfg.query_rank
-        if rank is not None and (need := thin_bytes(self.ready, self.rows, rank, self.shop.like)) > left:
+        if rank is not None and (need := self._thin_bytes(rank)) > left:
             raise ConfigError(
                 f"{self.rows} queries of --query-rank {rank} take {need / 1e6:,.0f} MB in each worker, and there are "
                 f"{max(0, left) / 1e6:,.0f} MB for them. Give a smaller rank, more --max-memory, or leave --query-rank "
                 "away: whole gradients that do not fit lie on disk."
             )
-        if rank is not None or self.summed or bytes_needed(self.ready, self.rows) * 1.2 < left:
+        if rank is not None or self.summed or bytes_needed(self.ready, self.rows) * SPARE < left:
             if self.cfg.workers == 1 and self.cfg.engine == "local":
                 assert self.blocks is not None  # the shards are computed in this process: computed and timed here
         else:
             run_jobs([Job(f"{HERE}:query_file", self.given, self.file)], 1)
+
+    def _thin_bytes(self, rank: int) -> float:
+        numbers = thin_numbers(self.ready.factors.maps, rank, self.ready)
+        return SPARE * numbers * self.rows * self.shop.like.element_size()
 
 
 def groups_of(m: Map, cfg: ScoreConfig) -> list[str]:
@@ -158,7 +163,8 @@ def _asked(key: Key) -> Asked:
     queries = encoded(shop.read, query_rows(shop.read.task, cfg))
     work = Work(len(queries), len(shop.train), float(shop.train.lengths_N.mean()))
     settings = settings_of(cfg.strategy, cfg.damping)
-    way = "back" if cfg.per_token else None  # scores by token need queries turned back to weights
+    # scores by token need queries turned back to weights
+    way = "back" if cfg.per_token else WAY if cfg.query_rank is not None else None
     ready = precondition(Factors.open(Path(given["factors"])), settings, work, way)
     return Asked(shop, ready, queries, cfg, given)
 

@@ -12,6 +12,7 @@ from budwood.config.influence import STRATEGIES, FitConfig, ScoreConfig, SelfCon
 from budwood.data.task import Task
 from budwood.methods.influence.moments import covariances
 from budwood.methods.influence.queries import query_rows
+from budwood.methods.influence.thin import thin_numbers
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.models.reference import ModelRef
 
@@ -48,6 +49,7 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
     curved = bool(set(own) & {"kfac", "ekfac"})
     used = 1.0 if cfg.fit_rows in ("all", "auto") else min(1.0, int(cfg.fit_rows) / rows)
     walk = 4.0 * weights * tokens
+    rank = getattr(cfg, "query_rank", None)  # of `score` alone
     flops = {
         "covariance": used * curved * (walk + 7 / 6 * sides * tokens),
         "moments": used * bool(set(own) & {"ekfac", "diagonal"}) * (walk + (2 * sides + 2 * weights) * tokens),
@@ -62,7 +64,7 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
         "queries": queries,
         "flops": sum(flops.values()),
         "flops_by_phase": flops,
-        "memory_bytes": 4 * weights * (4 + queries),
+        "memory_bytes": 4 * (4 * weights + queries * (weights if rank is None else thin_numbers(shop.maps, rank))),
         "disk_bytes": 4 * (2 * sides + 2 * weights) + 4 * rows * queries * len(own),
         "seconds": round(_seconds(shop, sum(flops.values())) + 3, 1),
     }

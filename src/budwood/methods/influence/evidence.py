@@ -1,7 +1,7 @@
-"""How much damping `auto` means: the least at which scores by two halves of some training rows agree.
+"""How much damping `auto` means: the least from which on scores by two halves of some training rows agree.
 
-Every strategy has its own curvature and so its own answer. The rows are so many however many a fit has: factors of a
-sample and of all rows are then damped alike and can agree.
+Every strategy has its own curvature and so its own answer. The rows are the same however many more a fit has (its
+eigenbasis is its own): factors of a sample and of all rows are then damped alike, but for a share on the edge.
 Shapes: O out, I in (with the bias's 1).
 """
 
@@ -18,7 +18,7 @@ from budwood.linalg.kron import reliability
 from budwood.methods.influence.factors import Factors, means
 from budwood.methods.influence.moments import Basis
 
-# Of the mean. Retraining tells the range: LDS of three models rises up to 10 to 100 and falls from there (docs).
+# Of the mean. Retraining tells the range: LDS of three models was best from 10 to 100 (docs/influence.md).
 SHARES = (10.0, 30.0, 100.0)
 RELIABLE = 0.95  # agreement of scores by two halves of the rows that --damping auto asks for
 ROWS = 1024  # training rows of both halves
@@ -27,7 +27,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def weigh(pairs: Iterable[Pair]) -> dict[str, Any]:
-    """The least share of each module's mean that makes scores by one half of the rows agree with those by the other.
+    """The least share of each module's mean from which on scores by one half of the rows agree with those by the other.
 
     `pairs`: the curvature [O, I] of every map by either half. "best": that share; "sweep": the agreement (expected
     correlation) at every share.
@@ -106,7 +106,8 @@ def told(factors: Factors, strategies: Iterable[str]) -> dict[str, str]:
             sweep = factors.facts["evidence"][strategy]["sweep"]
             shown = ", ".join(f"{x['agreement']:.3f} at {x['share']:g}" for x in sweep)
             met = sweep[-1]["agreement"] >= RELIABLE
-            asked = f"at least {RELIABLE:g} there and above is asked for" if met else "too little even at the most"
-            text += f"; agreement of scores by two halves of the rows: {shown}; {asked}"
+            asked = f"at least {RELIABLE:g} there and above is asked for" if met else f"under {RELIABLE:g} at the most"
+            rows = min(ROWS, factors.facts["fit_rows"])
+            text += f"; agreement of scores by two halves of {rows:,} rows: {shown}; {asked}"
         found[strategy] = text
     return found

@@ -21,7 +21,6 @@ from budwood.methods.influence.pairs import Meeting, Resident
 from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
 from budwood.methods.influence.workshop import Shop, sweep
 
-FIRST = evidence.ROWS  # from there on all samples are damped alike
 AGREE = 0.99
 BASES = 2048  # rows from which eigenbases are made at most
 QUERIES, ROWS = 16, 192  # of the calibration
@@ -30,7 +29,7 @@ QUERIES, ROWS = 16, 192  # of the calibration
 def grown(bench: Bench) -> Factors:
     """Factors from the smallest sample whose calibration ranks agree with those of half of it (Spearman >= 0.99)."""
     rows = len(bench.shop.train)
-    size = min(rows, FIRST)
+    size = min(rows, evidence.ROWS)  # from there on all samples are damped alike
     steps: list[dict[str, Any]] = []
     before: np.ndarray | None = None
     while True:

@@ -159,7 +159,7 @@ def _matrices(desk: Desk, outcomes: Sequence[Outcome], cfg: ScoreConfig, scale: 
     agreement: dict[str, dict[str, float]] = {}
     summed = "train" in cfg.aggregate
     for i, setting in enumerate(outcomes[0].settings if outcomes else ()):
-        used = _used(setting, outcomes[0].factors)
+        used = _used(setting, outcomes[0].factors) | _rank(cfg)
         for j, group in enumerate(outcomes[0].groups):
             value_QN = _mean([o.total_SGQN[i, j] for o in outcomes], scale)
             value_QN = value_QN.sum(1, keepdims=True) if summed else value_QN
@@ -225,6 +225,11 @@ def _used(setting: Setting, factors: Factors) -> dict[str, Any]:
     return {"damping": {"least": min(values), "mean": sum(values) / len(values), "most": max(values)}}
 
 
+def _rank(cfg: ScoreConfig) -> dict[str, int]:
+    """How many outer products stand for a query, where they do."""
+    return {} if cfg.query_rank is None else {"query_rank": cfg.query_rank}
+
+
 def _facts(session: Session, outcomes: Sequence[Outcome], rows: int) -> dict[str, Any]:
     cfg: ScoreConfig = session.cfg
     by_rows = f"divided by the {rows:,} training rows" if cfg.scale == "mean" else "not divided"
@@ -235,6 +240,7 @@ def _facts(session: Session, outcomes: Sequence[Outcome], rows: int) -> dict[str
         "query_split": cfg.query_split or session.task.reported,
         "train_split": cfg.train_split,
         "damping": list(cfg.damping),
+        **_rank(cfg),
         "models": [session.models[0].text, *cfg.checkpoints],
         "task": session.task.name,
     }

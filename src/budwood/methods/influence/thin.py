@@ -1,5 +1,7 @@
 """Queries as few outer products per map: many of them in the memory of a few, ranks nearly those of whole gradients.
 
+A query's gradient in one map is a sum of one outer product per position, so that of a query of at most R positions is
+kept whole. Where R outer products take no less room than the gradient itself, the gradient is kept.
 Shapes: Q queries, O out, I in (with the bias's 1), R outer products kept.
 """
 
@@ -11,11 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from budwood.capture.stream import Map
+from budwood.engine.jobs import one_thread
+from budwood.errors import ConfigError
 from budwood.linalg.lowrank import of_rank
 from budwood.methods.influence.pairs import EVERY
 from budwood.methods.influence.precondition import Preconditioner
 
 SEED = 0  # of the search for outer products: the same queries are kept alike in every worker
+WAY = "turn"  # the query's own gradient is cut, not the preconditioned one: alike for all dampings and numbers of rows
 
 
 @dataclass
@@ -25,26 +31,43 @@ class Thin:
     queries: int
     like: Tensor
     rank: int
-    tensors: dict[tuple[str, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    tensors: dict[tuple[str, str], tuple[Tensor, ...]] = field(default_factory=dict)
 
     def put(self, name: str, block: str, at: np.ndarray, values_QOI: Tensor) -> None:
         """Take some queries of a block."""
-        left_QOR, right_QRI = of_rank(values_QOI, self.rank, SEED)
+        sides = (values_QOI,) if whole(self.rank, *values_QOI.shape[1:]) else self._cut(name, values_QOI)
         if (name, block) not in self.tensors:
-            empty = (self.like.new_zeros(self.queries, *side.shape[1:]) for side in (left_QOR, right_QRI))
-            self.tensors[name, block] = (next(empty), next(empty))
-        for whole, side in zip(self.tensors[name, block], (left_QOR, right_QRI)):
-            whole[torch.from_numpy(at)] = side
+            self.tensors[name, block] = tuple(self.like.new_zeros(self.queries, *s.shape[1:]) for s in sides)
+        for kept, side in zip(self.tensors[name, block], sides):
+            kept[torch.from_numpy(at)] = side
+
+    def _cut(self, name: str, values_QOI: Tensor) -> tuple[Tensor, ...]:
+        try:
+            with one_thread():  # the search has other last bits on several
+                return of_rank(values_QOI, self.rank, SEED)
+        except torch.linalg.LinAlgError as e:
+            raise ConfigError(
+                f"Gradients of queries in '{name}' cannot be written as outer products ({e}): are they finite? Leave "
+                "--query-rank away, or the module out with --modules."
+            ) from e
 
     def rows(self, name: str, block: str, first: int, last: int, queries: slice = EVERY) -> Tensor:
         """[Q, (last - first) * I]: outputs first..last of a block, for some queries."""
-        left_QOR, right_QRI = self.tensors[name, block]
-        return torch.bmm(left_QOR[queries, first:last], right_QRI[queries]).flatten(1)
+        left_QOR, *right = self.tensors[name, block]
+        some_QOR = left_QOR[queries, first:last]
+        return (torch.bmm(some_QOR, right[0][queries]) if right else some_QOR).flatten(1)
 
 
-def thin_bytes(ready: Preconditioner, queries: int, rank: int, like: Tensor) -> int:
-    """Memory of all blocks of all queries."""
-    numbers = sum(
-        min(rank, m.out, m.columns) * (m.out + m.columns) * len(ready.blocks(m.name)) for m in ready.factors.maps
-    )
-    return numbers * queries * like.element_size()
+def whole(rank: int, out: int, columns: int) -> bool:
+    """Whether so many outer products take no less room than the matrix.
+
+    >>> whole(32, 768, 769), whole(32, 2, 769)
+    (False, True)
+    """
+    return rank * (out + columns) >= out * columns
+
+
+def thin_numbers(maps: tuple[Map, ...], rank: int, ready: Preconditioner | None = None) -> int:
+    """Numbers per query in all blocks; without `ready`, in one block per map."""
+    blocks = (1 if ready is None else len(ready.blocks(m.name)) for m in maps)
+    return sum(min(rank * (m.out + m.columns), m.out * m.columns) * n for m, n in zip(maps, blocks))
