@@ -98,8 +98,11 @@ def test_copies_of_one_model_are_no_ensemble(tuned: Place, tmp_path: Path) -> No
     laid = {m.name: m.scores.whole(m.matrix) for m in matrices}
     own = across_models(matrices)
     assert {label: [m.name for m in ms] for label, ms in own.items()} == {"ekfac": ["a:ekfac", "b:ekfac"]}
-    scaled = [laid[n] / laid[n].std() for n in ("a:ekfac", "b:ekfac")]
+    scaled = [laid[n] / laid[n].std(1, keepdims=True) for n in ("a:ekfac", "b:ekfac")]
     assert np.allclose(ensembles(matrices, laid)["ensemble of 2: ekfac"], np.mean(scaled, axis=0))
+    louder = {**laid, "b:ekfac": laid["b:ekfac"] * np.linspace(1, 900, len(laid["b:ekfac"]))[:, None]}
+    heard = ensembles(matrices, louder)["ensemble of 2: ekfac"]
+    assert np.allclose(heard, np.mean(scaled, axis=0), atol=1e-5)  # numbers of about 1 in float32
 
 
 def test_tuning_may_choose_fewer_runs_and_sums_of_layers(tuned: Place, tmp_path: Path) -> None:

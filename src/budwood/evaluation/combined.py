@@ -26,7 +26,7 @@ def across_models(matrices: Sequence[Scored]) -> dict[str, list[Scored]]:
 
 
 def ensembles(matrices: Sequence[Scored], laid: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """score_QN averaged over models, each scaled to unit spread, so that no run outweighs the others."""
+    """score_QN averaged over models, every query's row scaled to unit spread: one model, one voice in each query."""
     return {
         f"ensemble of {len(own)}: {label}": _mean([laid[m.name] for m in own])
         for label, own in across_models(matrices).items()
@@ -34,7 +34,10 @@ def ensembles(matrices: Sequence[Scored], laid: Mapping[str, np.ndarray]) -> dic
 
 
 def _mean(scores: Sequence[np.ndarray]) -> np.ndarray:
-    found: np.ndarray = np.mean([s / max(float(s.std()), 1e-30) for s in scores], axis=0)
+    """The mean of score_QN over models. How large a query's scores are differs between models, by its margin and by the
+    damping, and says nothing about which rows matter.
+    """
+    found: np.ndarray = np.mean([s / np.maximum(s.std(1, keepdims=True), 1e-30) for s in scores], axis=0)
     return found
 
 
