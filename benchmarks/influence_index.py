@@ -46,10 +46,10 @@ def measure(given: argparse.Namespace, place: Path) -> dict[str, Any]:
             **common,
             coordinates=share,
             entry=given.entry,
-            bits=given.bits,
             calibration=64,
             factors=place / "score",
             out=place / f"index-{share}",
+            **({} if given.bits is None else {"bits": given.bits}),
         )
         made = run_verb("influence index", cfg, [str(tuned)])
         told = {k: made.metrics[k] for k in ("entry", "bits", "coordinates", "share_of_coordinates")}
