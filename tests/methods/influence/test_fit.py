@@ -28,6 +28,7 @@ from tests.interrupt import interrupted
 from tests.methods.influence.toys import fit, toy
 
 CURVED = ("ekfac", "kfac", "diagonal")
+FILES = ["covariance.safetensors", "eigen.safetensors", "factors.json", "moments.safetensors"]
 
 
 def test_sums_take_parts_one_at_a_time() -> None:
@@ -121,12 +122,11 @@ def test_evidence_is_that_of_the_same_rows_however_many_are_fitted(
         n: run("influence fit", model, task, {**settings, "fit_rows": n, "out": tmp_path / n}) for n in ("8", "24")
     }
     few, all_ = (found[n].metrics["damping"] for n in ("8", "24"))
-    agreement = lambda e: [x["agreement"] for x in e["sweep"]]
-    assert agreement(few["diagonal"]) == pytest.approx(agreement(all_["diagonal"]), abs=1e-6)
+    assert few == all_ and set(few) == {"ekfac", "kfac", "diagonal"}
+    assert sorted(f.name for f in (tmp_path / "24" / "factors").iterdir()) == FILES
     monkeypatch.setattr(seen, "ROWS", 1024)
     plain = run("influence fit", model, task, {**settings, "out": tmp_path / "plain"})
-    for strategy in ("kfac", "diagonal"):
-        assert agreement(plain.metrics["damping"][strategy]) != pytest.approx(agreement(all_[strategy]), abs=1e-6)
+    assert plain.metrics["damping"] != all_
     ours, want = (Factors.open(r.run) for r in (found["24"], plain))
     for m in want.maps:
         got, wish = (f.tensor(f"diagonal/{m.name}") for f in (ours, want))
@@ -142,23 +142,25 @@ def test_where_nothing_is_known_the_usual_share_is_told(tmp_path: Path) -> None:
     assert told(factors, ["kfac"])["kfac"].startswith("10 x the mean curvature of each module, the usual share: ")
 
 
-@pytest.mark.parametrize("rows,shards", [(1024, 6), (8, 6)])
+@pytest.mark.parametrize("rows", [1024, 8])  # all rows, or fewer than all, tell of damping
 def test_a_fit_stopped_in_every_phase_ends_with_the_same_bytes(
-    rows: int, shards: int, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: int, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, task = tuned
     monkeypatch.setattr(seen, "ROWS", rows)
     settings = {"threads": 1, "strategy": CURVED, "shard_rows": 5}
     whole = run("influence fit", model, task, {**settings, "out": tmp_path / "whole"}).run / "factors"
     out = tmp_path / "stopped"
+    shards = 6 if rows > 24 else 2
     for job, done in (("covariance_shard", 1), ("eigen_part", shards + 1), ("moment_shard", shards + 4 + 1)):
         with interrupted(method, job, 2):
             run("influence fit", model, task, {**settings, "out": out})
-        assert len(list((out / "factors" / "parts").iterdir())) == done  # what was done before stays, and counts
+        parts = [f for f in (out / "factors").rglob("*.safetensors") if f.parent.name == "parts"]
+        assert len(parts) == done  # what was done before stays, and counts
         workshop._open.cache_clear()  # what the stopped process knew is gone
     run("influence fit", model, task, {**settings, "out": out})
     names = sorted(f.name for f in whole.iterdir())
-    assert names == ["covariance.safetensors", "eigen.safetensors", "factors.json", "moments.safetensors"]
+    assert names == FILES
     for name in names:
         assert (out / "factors" / name).read_bytes() == (whole / name).read_bytes(), name
 

@@ -10,6 +10,7 @@ import torch
 
 from budwood.config.influence import STRATEGIES, FitConfig, ScoreConfig, SelfConfig
 from budwood.data.task import Task
+from budwood.methods.influence.evidence import ROWS
 from budwood.methods.influence.moments import covariances
 from budwood.methods.influence.queries import query_rows
 from budwood.methods.influence.thin import thin_numbers
@@ -46,13 +47,14 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
     own = [s for s in cfg.strategy if s in STRATEGIES]
     weights = sum(m.out * m.columns for m in shop.maps)
     sides = sum(m.out**2 + (m.columns**2 if m.source == m.name else 0) for m in shop.maps)
-    curved = bool(set(own) & {"kfac", "ekfac"})
+    curved, squared = bool(set(own) & {"kfac", "ekfac"}), bool(set(own) & {"ekfac", "diagonal"})
     used = 1.0 if cfg.fit_rows in ("all", "auto") else min(1.0, int(cfg.fit_rows) / rows)
+    again = ROWS / rows if used * rows > ROWS else 0.0  # second moments of the rows on which damping is chosen
     walk = 4.0 * weights * tokens
     rank = getattr(cfg, "query_rank", None)  # of `score` alone
     flops = {
         "covariance": used * curved * (walk + 7 / 6 * sides * tokens),
-        "moments": used * bool(set(own) & {"ekfac", "diagonal"}) * (walk + (2 * sides + 2 * weights) * tokens),
+        "moments": (used + again) * squared * (walk + (2 * sides + 2 * weights) * tokens),
         "scores": bool(queries) * (walk + 2.0 * weights * tokens + 2.0 * weights * rows * queries * len(own)),
     }
     return {

@@ -1,7 +1,7 @@
 """How much damping `auto` means: the least from which on scores by two halves of some training rows agree.
 
-Every strategy has its own curvature and so its own answer. The rows are the same however many more a fit has (its
-eigenbasis is its own): factors of a sample and of all rows are then damped alike, but for a share on the edge.
+Every strategy has its own curvature and so its own answer. The rows, and their eigenbasis, are the same however many
+more a fit has: factors of a sample and of all rows are then damped alike.
 Shapes: O out, I in (with the bias's 1).
 """
 

@@ -194,11 +194,9 @@ def decompose(covariance: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def merged(parts: Iterable[Mapping[str, Tensor]], total: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Sums of parts in float64, in their order, added to `total` where there is one; of parts that are made as they are
-    asked for, one is held at a time.
-    """
-    out = {} if total is None else total
+def merged(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Sums of parts in float64, in their order; of parts that are made as they are asked for, one is held at a time."""
+    out: dict[str, Tensor] = {}
     for part in parts:
         for key in part:
             out[key] = part[key].to(torch.float64, copy=True) if key not in out else out[key].add_(part[key])

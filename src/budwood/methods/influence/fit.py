@@ -109,7 +109,8 @@ def fitted(bench: Bench) -> Factors:
         factors = grown(bench)
     else:
         factors = fitted_on(bench, rows if wish == "all" else min(rows, int(wish)))
-    shutil.rmtree(bench.path / "parts", ignore_errors=True)  # only now are they worth nothing
+    for made_on_the_way in ("parts", "growth"):  # only now are they worth nothing
+        shutil.rmtree(bench.path / made_on_the_way, ignore_errors=True)
     return factors
 
 
@@ -119,21 +120,25 @@ def fitted_on(
     """Factors from the first `count` rows of the seeded order, written to `place` (default: the bench's).
 
     `growth`: smaller samples that were fitted before, beside `place`: their sums are added to. From `settled` rows on
-    the eigenbases are those of that sample, so that second moments are sums that grow as covariances do.
+    the eigenbases are those of that sample, so that second moments are sums that grow as covariances do. Evidence for
+    damping is that of a fit of the first rows by themselves, in their own eigenbases, so that it is the same however
+    many more are fitted.
     """
     place = place or bench.path
     if (place / "factors.json").exists():
         return Factors.open(place)
     shop, strategies = bench.shop, set(bench.shop.cfg.strategy)
+    first = seen.ROWS if count > seen.ROWS and strategies - {"identity"} else 0
+    known = fitted_on(bench, first, (), bench.path / "growth" / str(first)).facts["evidence"] if first else None
     turned = min(count, settled or count)
     home = place if turned == count else place.parent / str(turned)  # of the eigenbases
     evidence: dict[str, Any] = {}
     if strategies & {"kfac", "ekfac"}:
-        by_half = _covariance(bench, home, _ranges(turned, growth))
+        by_half = _covariance(bench, home, _ranges(turned, [*growth, first]))
         _eigen(bench, home)
         if home != place:
             _copied(home, place, ("covariance", "eigen"))
-        if "kfac" in strategies:
+        if "kfac" in strategies and known is None:
             halves = (made.merged(tree.load(j.output)[0] for j in mine) for mine in by_half)
             evidence |= seen.of_covariances(halves, Factors(place, shop.maps, {}).bases, shop.maps)
     if strategies & {"ekfac", "diagonal"} or ("kfac" in strategies and any(m.diagonal for m in shop.maps)):
@@ -143,7 +148,7 @@ def fitted_on(
         "rows": len(shop.train),
         "fit_rows": count,
         "strategies": sorted(strategies),
-        "evidence": evidence,
+        "evidence": evidence if known is None else known,
         "growth": [],
         "skipped": sorted(shop.skipped),
         **identity(shop),
@@ -195,13 +200,12 @@ def _copied(source: Path, place: Path, names: Sequence[str]) -> None:
 
 
 def _ranges(count: int, growth: Sequence[int]) -> list[tuple[int, int]]:
-    """The sample as pieces of the seeded order: those that smaller samples already summed, and the rest; the rows of
-    the evidence for damping end with a piece.
+    """The sample as pieces of the seeded order: those that smaller samples already summed, and the rest.
 
-    >>> _ranges(8, [2, 4, 8]), _ranges(3000, [2048])
-    ([(0, 2), (2, 4), (4, 8)], [(0, 1024), (1024, 2048), (2048, 3000)])
+    >>> _ranges(8, [2, 4, 8])
+    [(0, 2), (2, 4), (4, 8)]
     """
-    ends = [*sorted({n for n in (*growth, seen.ROWS) if n < count}), count]
+    ends = [*sorted({n for n in growth if 0 < n < count}), count]
     return list(zip([0, *ends[:-1]], ends))
 
 
@@ -219,12 +223,12 @@ def shards(shop: Shop, first: int, last: int) -> list[tuple[int, np.ndarray]]:
 
 
 def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) -> list[list[Job]]:
-    """The covariances at `place`; returns the jobs of either half of the rows of the evidence."""
+    """The covariances at `place`; returns the jobs of either half of the rows."""
     target = place / "covariance.safetensors"
     weighed = "by-gradient" if bench.shop.labels == "exact" else "by-position"
     halves = [
         (
-            half if b <= seen.ROWS else None,
+            half,
             Job(
                 f"{HERE}:covariance_shard",
                 {**bench.settings, "first": a, "last": b, "shard": i},
@@ -275,24 +279,22 @@ def eigen_part(arguments: dict[str, Any], part: Path) -> None:
 
 def _moments(bench: Bench, place: Path, home: Path, ranges: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """The second moments at `place`, in the eigenbases at `home`, where their sums are kept; returns the evidence."""
-    parts: dict[int | None, list[Job]] = {0: [], 1: [], None: []}  # halves of the evidence's rows, and further rows
+    halves: tuple[list[Job], list[Job]] = ([], [])
     for a, b in ranges:
         for i, (half, _) in enumerate(shards(bench.shop, a, b)):
             asked = {**bench.settings, "factors": str(home), "first": a, "last": b, "shard": i}
             part = home / "parts" / f"moments-{a}-{b}-{i:05d}.safetensors"
-            parts[half if b <= seen.ROWS else None].append(Job(f"{HERE}:moment_shard", asked, part))
-    jobs = [job for mine in parts.values() for job in mine]
+            halves[half].append(Job(f"{HERE}:moment_shard", asked, part))
+    jobs = [job for mine in halves for job in mine]
     with bench.progress.stage("moments", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, bench.wish, lambda job: bar.advance(1))
         _bases.cache_clear()
-        rows = {half: _noted(mine, bench.shop) for half, mine in parts.items()}
-        one, other = (made.merged(tree.load(j.output)[0] for j in parts[half]) for half in (0, 1))
-        evidence = seen.of_moments([one, other], [max(1, rows[0]), max(1, rows[1])], bench.shop.cfg.strategy)
+        rows = [_noted(mine, bench.shop) for mine in halves]
+        one, other = (made.merged(tree.load(j.output)[0] for j in mine) for mine in halves)
+        evidence = seen.of_moments([one, other], [max(1, n) for n in rows], bench.shop.cfg.strategy)
         for key in list(other):
             one[key].add_(other.pop(key))
-        made.merged((tree.load(j.output)[0] for j in parts[None]), one)
-        count = max(1, sum(rows.values()))
-        mean = {k: (v / count).to(bench.shop.like.dtype) for k, v in one.items()}
+        mean = {k: (v / max(1, sum(rows))).to(bench.shop.like.dtype) for k, v in one.items()}
         tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
     return evidence
 
