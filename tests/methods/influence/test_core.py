@@ -18,7 +18,7 @@ from budwood.errors import ConfigError, ModelError
 from budwood.linalg.kron import EigenError, eigenbasis, gram_, inverse, mirrored, reliability, rotate_first, square_sum_
 from budwood.methods.influence import evidence
 from budwood.methods.influence.by_token import token_scores
-from budwood.methods.influence.coordinates import Kept, coordinates_of
+from budwood.methods.influence.coordinates import Kept, coordinates_of, turns_of
 from budwood.methods.influence.evidence import RELIABLE, SHARES, weigh
 from budwood.methods.influence.factors import Factors, Setting, settings_of
 from budwood.methods.influence.itself import self_influence
@@ -400,7 +400,7 @@ def test_embeddings_and_norms_by_token_and_by_coordinate(tmp_path: Path) -> None
     for m in shop.maps:
         some = torch.arange(0, m.out * m.columns, 3)
         kept[m.name] = Kept(some, torch.ones(len(some)), torch.ones(len(some)), m.columns)
-    got = coordinates_of(shop, shop.train, np.arange(1), Question(), factors.bases, kept)
+    got = coordinates_of(shop, shop.train, np.arange(1), Question(), turns_of(factors.bases, kept), kept)
     whole = gradients(c, shop)
     want = []
     for m in shop.maps:

@@ -161,8 +161,22 @@ def load(path: Path) -> tuple[dict[str, Kept], float]:
     return kept, float(facts["share"])
 
 
+Turns = Mapping[str, tuple[Tensor, Tensor]]
+
+
+def turns_of(bases: Mapping[str, Basis], kept: Coordinates) -> Turns:
+    """Of every map with an eigenbasis the eigenvectors (of outputs, of inputs) that its kept coordinates need, in one
+    piece: to gather them anew for every question would take longer than to multiply by them.
+    """
+    sides = {name: k.sides for name, k in kept.items() if name in bases and len(k.flat_K)}
+    return {
+        name: (bases[name].q_OO[:, out].contiguous(), bases[name].q_II[:, into].contiguous())
+        for name, (out, into, _, _) in sides.items()
+    }
+
+
 def coordinates_of(
-    shop: Shop, features: Features, index: np.ndarray, question: Question, bases: Mapping[str, Basis], kept: Coordinates
+    shop: Shop, features: Features, index: np.ndarray, question: Question, turns: Turns, kept: Coordinates
 ) -> Tensor:
     """value_BK of a few queries: only the kept coordinates are computed, and only the sides they need are turned."""
     parts: dict[str, Tensor] = {}
@@ -173,10 +187,10 @@ def coordinates_of(
             return
         g_BTO, a_BTI = s.live()
         out, into, at_out, at_into = k.sides
-        basis = bases.get(m.name)
+        turn = turns.get(m.name)
         right_BTI = with_one(a_BTI, m)
-        left_BTO = g_BTO[..., out] if basis is None else g_BTO @ basis.q_OO[:, out]
-        right_BTI = right_BTI[..., into] if basis is None else right_BTI @ basis.q_II[:, into]
+        left_BTO = g_BTO[..., out] if turn is None else g_BTO @ turn[0]
+        right_BTI = right_BTI[..., into] if turn is None else right_BTI @ turn[1]
         if len(k.flat_K) * 4 < len(out) * len(into):
             parts[m.name] = (left_BTO[..., at_out] * right_BTI[..., at_into]).sum(1)
         else:

@@ -318,6 +318,10 @@ class Index:
         return torch.cat([k.weight_K * k.spread_K for k in self.kept.values()])
 
     @cached_property
+    def _turns(self) -> coords.Turns:
+        return coords.turns_of(self.factors.bases, self.kept)
+
+    @cached_property
     def _length_N(self) -> Tensor:
         return torch.from_numpy(self.norms).sqrt()
 
@@ -338,14 +342,15 @@ class Index:
     def ask(self, features: Features, most: int | None = None) -> np.ndarray:
         """Scores of all training rows [N] with one encoded question; `most`: see `answer`."""
         question = measurement(self.shop.read.objective, self.facts["measurement"])
-        every, bases = np.arange(len(features)), self.factors.bases
+        every = np.arange(len(features))
         if self.entry == "products":
-            asked: dict[str, Tensor] = {}
+            asked, bases = dict[str, Tensor](), self.factors.bases
             keep = lambda m, g: asked.__setitem__(m.name, self._metric.asked(m.name, g.sum(0)))  # noqa: E731
             all_there(features, every, coords.gradients(self.shop, features, every, question, keep, bases))
             score_N, known_C = self.products.scores(asked).split([len(self.shop.train), len(self.rest_CN)])
             return self.by_row((score_N + known_C @ self.rest_CN).numpy()) / len(self.ids)
-        return self.answer(coords.coordinates_of(self.shop, features, every, question, bases, self.kept).sum(0), most)
+        found_BK = coords.coordinates_of(self.shop, features, every, question, self._turns, self.kept)
+        return self.answer(found_BK.sum(0), most)
 
     def answer(self, u_K: Tensor, most: int | None = None) -> np.ndarray:
         """Scores from a question's coordinates, with `most` of them (None: as many as are quickly multiplied)."""
