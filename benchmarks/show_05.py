@@ -1,11 +1,12 @@
 """Bars of influence: exactness, speed against other tools, growth with rows and queries, the index, kills, bad input.
 
-make show-05                                      about 40 minutes on two cores
-python benchmarks/show_05.py SECTION... [--small] [--full]
+make show-05                                      about two hours on two cores
+python benchmarks/show_05.py SECTION... [--small] [--full] [--keep]
 
 Sections: checks reference speed peers growth sample index kills input. Kronfluence and the others may live in a Python
 of their own, named by BUDWOOD_PEER_PYTHON. They see PEER_ROWS of the rows, scaled up to all (--full: all of them).
---small tries every section on a few rows; its figures mean nothing. Ratios are of processor seconds, two at a time.
+--small tries every section on a few rows; its figures mean nothing. --keep takes runs of before, maybe
+another commit's. Ratios are of processor seconds, two at a time.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from show import BUDWOOD, ROOT, SHARED, Show, run
 
 show = Show()
 work = ROOT / "runs" / "show-05"
+if "--keep" not in sys.argv:
+    shutil.rmtree(work, ignore_errors=True)
 work.mkdir(parents=True, exist_ok=True)
 SMALL, FULL = "--small" in sys.argv, "--full" in sys.argv
 MINILM, GLUE = SHARED / "models" / "all-MiniLM-L6-v2", SHARED / "data" / "glue"

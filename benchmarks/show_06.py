@@ -1,6 +1,6 @@
 """Bars of checking by retraining: oracles, fleets, Ray, quality of EKFAC, removal, mislabels, bad input.
 
-make show-06        # about an hour on two cores; `--fast` leaves the long fleets out, `--keep` takes runs of before
+make show-06        # about 80 minutes on two cores; `--fast` leaves the long fleets out, `--keep` takes runs of before
 """
 
 from __future__ import annotations
@@ -180,6 +180,8 @@ def removal() -> None:
 
     data = bw.task(str(TASK))
     asked = [f"id:{r.id}" for r in data.rows(data.reported)[64:192]]
+    if len(asked) != 128:
+        raise RuntimeError(f"the case is of 128 queries, and there are {len(asked)}")
     scored = work / "scored-removal"
     words = ("--task", TASK, "--queries", ",".join(asked), "--threads", 1, "--out", scored)
     run("influence", "score", work / "tuned-0", *words, cwd=work)

@@ -54,7 +54,7 @@ def of_rank(x_BOI: Tensor, rank: int, seed: int) -> tuple[Tensor, Tensor]:
     >>> (left @ right).round(decimals=4).tolist()
     [[[2.0, 0.0], [0.0, 0.0]]]
     """
-    count, out, into = x_BOI.shape
+    _, out, into = x_BOI.shape
     rank, wide = min(rank, out, into), min(rank + MORE, out, into)
     if wide < min(out, into):
         draw = torch.Generator().manual_seed(seed)
