@@ -83,12 +83,21 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
     from budwood.data.batch import Features
     from budwood.data.encoding import Encoding
     from budwood.data.task import Row, Task
+    from budwood.methods.influence import evidence
     from budwood.methods.influence import factors as made
+    from budwood.methods.influence.asked import RESIDENT
     from budwood.methods.influence.factors import Factors, settings_of
     from budwood.methods.influence.fit import identity
     from budwood.methods.influence.moments import covariances, second_moments
-    from budwood.methods.influence.pairs import Meeting, Resident
-    from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
+    from budwood.methods.influence.pairs import Meeting, OnDisk, Resident
+    from budwood.methods.influence.precondition import (
+        Work,
+        bytes_needed,
+        live_shares,
+        measurement,
+        precondition,
+        query_blocks,
+    )
     from budwood.methods.influence.workshop import shop_of
     from budwood.models.load import Loaded
     from budwood.models.objective import Head
@@ -140,9 +149,11 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
 
         def score() -> None:
             settings = settings_of(strategies, ("1e-08",))
-            work = Work(len(asked), len(train), float(train.lengths_N.mean()))
+            work = Work(len(asked), len(train), float(train.lengths_N.mean()), live_shares(shop))
             ready = precondition(Factors.open(place), settings, work)
-            blocks = Resident(len(asked), shop.like)
+            held = bytes_needed(ready, len(asked)) < RESIDENT
+            on_disk = OnDisk.at(place / "queries.bin", ready, len(asked), shop.like)
+            blocks = Resident(len(asked), shop.like) if held else on_disk
             question = measurement(read.objective, "margin")
             query_blocks(shop, ready, asked, np.arange(len(asked)), question, blocks.put)
             out = np.zeros((len(settings), len(asked), len(train)))
@@ -158,6 +169,14 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
         peak = peak_mb()
         own = sum(phases.values()), sum(cpu.values())
         timed("floor", floor)
+        if len(order) > evidence.ROWS:  # what --damping auto costs on top: these rows once more, in their own bases
+            few = order[:: -(-len(order) // evidence.ROWS)]
+            again = made.means(made.merged([covariances(shop, few)]), torch.float32)
+            tree.save(place / "eigen.safetensors", timed("damping eigen", lambda: made.decompose(again)), {})
+            bases = Factors(place, shop.maps, {}).bases
+            timed("damping", lambda: second_moments(shop, few, bases, False))
+            for k in (phases, cpu):
+                k["damping"] = k["damping"] * evidence.ROWS / len(few) + k.pop("damping eigen")
     return {
         "tool": "budwood " + "+".join(strategies),
         "rows": len(train),

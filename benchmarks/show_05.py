@@ -167,7 +167,8 @@ def speed() -> None:
     faster("2 x 768, RTE rows, padded", wide, wide_padded, 5)
     faster("6 x 384, SST-2 rows, padded", single, short_padded, 8)
     at_most("four strategies against EKFAC alone, SST-2", short_four["cpu_seconds"] / short["cpu_seconds"], 1.8)
-    at_most(f"multiple of a plain pass, SST-2, {short['rows']} rows", short["times_floor"], 8)
+    auto = f" (--damping auto adds {short['cpu'].get('damping', 0) / short['floor']:.2f})"
+    at_most(f"multiple of a plain pass, SST-2, {short['rows']} rows", short["times_floor"], 8, auto)
     phases(short)
 
 
@@ -210,7 +211,12 @@ def growth() -> None:
         1.6,
         f" ({two['cpu_seconds']:.0f} s -> {many['cpu_seconds']:.0f} s)",
     )
-    at_most(f"multiple of a plain pass, 6 x 384, RTE, {large['rows']} rows", large["times_floor"], 6)
+    at_most(
+        f"multiple of a plain pass, 6 x 384, RTE, {large['rows']} rows",
+        large["times_floor"],
+        6,
+        f" (--damping auto adds {large['cpu'].get('damping', 0) / large['floor']:.2f})",
+    )
     phases(large)
 
 

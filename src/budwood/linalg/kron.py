@@ -14,11 +14,25 @@ from budwood.errors import BudwoodError
 PARTS = 6  # column blocks of a symmetric product; 7/12 of the work, and blocks still wide enough to be fast
 NARROW = 96  # columns below which a symmetric product is not worth cutting
 PAIRS = 5  # positions up to which the square of a sum is written out over pairs of them
+LINE = 16  # numbers of float32 in a cache line
 JITTERS = (0.0, 1e-12, 1e-9, 1e-6)  # of the mean eigenvalue, tried in turn
 
 
 class EigenError(BudwoodError):
     """A curvature factor without an eigenbasis."""
+
+
+def aligned(like: Tensor, *shape: int) -> Tensor:
+    """An empty tensor whose rows begin with a cache line, whatever their width.
+
+    Products write 1,537 numbers to a row (1,536 inputs and the bias) at three quarters of the speed of 1,536 where
+    rows follow each other without a gap.
+
+    >>> x = aligned(torch.zeros(0), 2, 1537)
+    >>> x.shape, x.stride()
+    (torch.Size([2, 1537]), (1552, 1))
+    """
+    return like.new_empty(*shape[:-1], -(-shape[-1] // LINE) * LINE)[..., : shape[-1]]
 
 
 def gram_(total_DD: Tensor, x_RD: Tensor) -> None:
@@ -89,8 +103,8 @@ def square_sum_(total_OI: Tensor, g_BTO: Tensor, a_BTI: Tensor, turn: tuple[Tens
         left_XO = (g_BTO[:, t_P] * g_BTO[:, s_P] * twice_P1).flatten(0, 1)
         total_OI.addmm_(left_XO.T, (a_BTI[:, t_P] * a_BTI[:, s_P]).flatten(0, 1))
         return
-    room_OI = torch.empty_like(total_OI)
-    half_OI = torch.empty_like(total_OI) if turn is not None else room_OI
+    room_OI = aligned(total_OI, *total_OI.shape)
+    half_OI = aligned(total_OI, *total_OI.shape) if turn is not None else room_OI
     for b in range(count):
         torch.mm(g_BTO[b].T, a_BTI[b], out=room_OI)
         if turn is not None:
@@ -121,9 +135,13 @@ def turned(grad_QOI: Tensor, q_OO: Tensor, q_II: Tensor) -> Tensor:
     return torch.matmul(q_OO.T, torch.matmul(grad_QOI, q_II))
 
 
-def turned_back(grad_QOI: Tensor, q_OO: Tensor, q_II: Tensor) -> Tensor:
-    """Q_G V Q_Aᵀ: from eigen-coordinates back to weights."""
-    return torch.matmul(q_OO, torch.matmul(grad_QOI, q_II.T))
+def turned_back_(grad_OI: Tensor, room_OI: Tensor, q_OO: Tensor, q_II: Tensor) -> Tensor:
+    """Q_G V Q_Aᵀ in place of V: from eigen-coordinates back to weights.
+
+    One at a time: several at once are slower, as what lies between the two products no longer fits into cache.
+    """
+    torch.mm(grad_OI, q_II.T, out=room_OI)
+    return torch.mm(q_OO, room_OI, out=grad_OI)
 
 
 def reliability(first_OI: Tensor, second_OI: Tensor, damping: float) -> tuple[float, float, float]:

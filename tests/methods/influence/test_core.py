@@ -400,7 +400,7 @@ def test_embeddings_and_norms_by_token_and_by_coordinate(tmp_path: Path) -> None
     for m in shop.maps:
         some = torch.arange(0, m.out * m.columns, 3)
         kept[m.name] = Kept(some, torch.ones(len(some)), torch.ones(len(some)), m.columns)
-    got = coordinates_of(shop, shop.train, np.arange(1), Question(), turns_of(factors.bases, kept), kept)
+    got = coordinates_of(shop, shop.train, np.arange(1), Question(), turns_of(shop.maps, factors.bases, kept), kept)
     whole = gradients(c, shop)
     want = []
     for m in shop.maps:

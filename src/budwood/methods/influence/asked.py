@@ -20,11 +20,12 @@ from budwood.engine.local import run_jobs
 from budwood.errors import ConfigError
 from budwood.methods.influence.factors import Factors, settings_of
 from budwood.methods.influence.memory import BASE
-from budwood.methods.influence.pairs import QUERY_TILE, TILE, Blocks, OnDisk, Resident
+from budwood.methods.influence.pairs import HELD, QUERY_TILE, TILE, Blocks, OnDisk, Resident
 from budwood.methods.influence.precondition import (
     Preconditioner,
     Work,
     bytes_needed,
+    live_shares,
     measurement,
     precondition,
     query_blocks,
@@ -37,6 +38,7 @@ from budwood.store.files import canonical, file_digest
 
 HERE = "budwood.methods.influence.asked"
 SPARE = 1.2  # memory asked for, times what blocks take
+RESIDENT = 1 << 30  # bytes of blocks that are held at most: reading more than that from a file again and again costs 2 %
 CHECKED = 16  # queries on which bfloat16 is compared with float32
 
 
@@ -116,7 +118,9 @@ class Asked:
         query_blocks(self.shop, self.ready, self.queries, every, question, blocks.put, self.cfg.query_batch or 64)
 
     def settle(self) -> None:
-        """Before any shard: blocks too large for the memory of each worker go to a file, once for all of them."""
+        """Before any shard: blocks too large for the memory of each worker, or to be held at all, go to a file, once for
+        all of them.
+        """
         if self.file.exists():
             return
         left, rank = room(self), self.cfg.query_rank
@@ -126,7 +130,7 @@ class Asked:
                 f"{max(0, left) / 1e6:,.0f} MB for them. Give a smaller rank, more --max-memory, or leave --query-rank "
                 "away: whole gradients that do not fit lie on disk."
             )
-        if rank is not None or self.summed or bytes_needed(self.ready, self.rows) * SPARE < left:
+        if rank is not None or self.summed or bytes_needed(self.ready, self.rows) * SPARE < min(left, RESIDENT):
             if self.cfg.workers == 1 and self.cfg.engine == "local":
                 assert self.blocks is not None  # the shards are computed in this process: computed and timed here
         else:
@@ -161,7 +165,7 @@ def _asked(key: Key) -> Asked:
     cfg = ScoreConfig(**given["score"])
     shop = open_shop(given, key.task)
     queries = encoded(shop.read, query_rows(shop.read.task, cfg))
-    work = Work(len(queries), len(shop.train), float(shop.train.lengths_N.mean()))
+    work = Work(len(queries), len(shop.train), float(shop.train.lengths_N.mean()), live_shares(shop))
     settings = settings_of(cfg.strategy, cfg.damping)
     # scores by token need queries turned back to weights
     way = "back" if cfg.per_token else WAY if cfg.query_rank is not None else None
@@ -182,7 +186,7 @@ def room(asked: Asked) -> int:
     fixed = BASE + 3 * size * sum(p.numel() for p in shop.model.parameters())
     fixed += size * (4 * TILE + 2 * min(QUERY_TILE, asked.rows * sum(m.out * m.columns for m in shop.maps)))
     sides = sum(m.out + (m.columns if m.source == m.name else 0) for m in shop.maps)
-    fixed += 3 * size * sides * TOKENS // 2  # activations of a batch: seen were 1.2 to 1.3 times the sides of all maps
+    fixed += size * sides * (HELD + 3 * TOKENS)  # sides of the batches that wait, all activations of one more
     fixed += settings * asked.rows * size * len(shop.maps) * min(ROWS, len(shop.train))  # scores of a batch
     fixed += settings * asked.rows * 8 * len(asked.groups) * min(cfg.shard_rows, len(shop.train))  # and of a shard
     if cfg.per_token:

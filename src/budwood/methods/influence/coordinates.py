@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +21,15 @@ from budwood.capture.stream import Map, Sides
 from budwood.data.batch import Features
 from budwood.errors import ConfigError
 from budwood.methods.influence.factors import Factors, Setting
-from budwood.methods.influence.moments import Basis, with_one
+from budwood.methods.influence.moments import Basis, Turner
 from budwood.methods.influence.precondition import all_there, gradients
 from budwood.methods.influence.stored import encoded
 from budwood.methods.influence.workshop import Shop, sweep
 from budwood.params import tree
 
 ROWS = 32  # rows of one batch whose whole gradients are made
+SPARED = 0.05  # of the energy that is kept at first: given up where it would need eigenvectors of its own
+GATHERED = 64  # numbers of an outer product that are multiplied in the time of one that is gathered
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,6 @@ class Kept:
     weight_K: Tensor
     spread_K: Tensor
     columns: int
-
-    @cached_property
-    def sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(outputs, inputs) that occur, and for every coordinate its place among each."""
-        out, at_out = torch.unique(self.flat_K // self.columns, return_inverse=True)
-        into, at_into = torch.unique(self.flat_K % self.columns, return_inverse=True)
-        return out, into, at_out, at_into
 
 
 Coordinates = Mapping[str, Kept]
@@ -126,10 +120,21 @@ def spread(
 
 
 def choose(asked: Spread, rows: Spread, weights: Mapping[str, Tensor], count: int) -> tuple[dict[str, Kept], float]:
-    """The `count` coordinates of most energy over all maps, and the share of all energy that they hold."""
-    energy = torch.cat([(asked.varies[n] * rows.varies[n] * w.square()).flatten().double() for n, w in weights.items()])
-    chosen = torch.topk(energy, count).indices.sort().values
-    kept_share = float(energy[chosen].sum() / energy.sum().clamp_min(1e-300))
+    """The `count` coordinates of most energy over all maps, and the share of all energy that they hold.
+
+    Every eigenvector that occurs is one more for a question to be turned by, and many would occur for a coordinate or
+    two: those that carry least for their length go, and the coordinates of next most energy on the others come in.
+    """
+    energy = {n: (asked.varies[n] * rows.varies[n] * w.square()).double() for n, w in weights.items()}
+    flat = torch.cat([e.flatten() for e in energy.values()])
+    whole = flat.sum().clamp_min(1e-300)
+    first = torch.zeros_like(flat)
+    strongest = torch.topk(flat, count).indices
+    first[strongest] = flat[strongest]
+    spared = _spared(dict(zip(energy, first.split([e.numel() for e in energy.values()]))), energy)
+    # after all others, not out: an index of every coordinate has every eigenvector
+    chosen = torch.topk(flat - whole * spared, count).indices.sort().values
+    kept_share = float(flat[chosen].sum() / whole)
     found, start = {}, 0
     for name, w in weights.items():
         flat_K = chosen[(chosen >= start) & (chosen < start + w.numel())] - start
@@ -137,6 +142,20 @@ def choose(asked: Spread, rows: Spread, weights: Mapping[str, Tensor], count: in
         found[name] = Kept(flat_K, w.flatten()[flat_K], spread_K, w.shape[1])
         start += w.numel()
     return found, kept_share
+
+
+def _spared(kept: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensor:
+    """Of all coordinates of all maps, those on eigenvectors that are given up: together they hold SPARED of `kept`."""
+    held = [kept[n].view_as(e) for n, e in like.items()]
+    sides = [side for e in held for side in (e.sum(1), e.sum(0))]
+    lengths = [size for e in held for size in e.shape]
+    energy_S = torch.cat(sides)
+    worth_S = energy_S / torch.tensor([n for n in lengths for _ in range(n)])
+    order = worth_S.argsort(stable=True)
+    gone_S = torch.zeros_like(energy_S, dtype=torch.bool)
+    gone_S[order[energy_S[order].cumsum(0) <= SPARED * energy_S.sum() / 2]] = True  # every coordinate has two sides
+    pairs = gone_S.split(lengths)
+    return torch.cat([(o[:, None] | i[None, :]).flatten() for o, i in zip(pairs[::2], pairs[1::2])])
 
 
 def _weight(factors: Factors, setting: Setting, name: str) -> Tensor:
@@ -161,18 +180,41 @@ def load(path: Path) -> tuple[dict[str, Kept], float]:
     return kept, float(facts["share"])
 
 
-Turns = Mapping[str, tuple[Tensor, Tensor]]
-
-
-def turns_of(bases: Mapping[str, Basis], kept: Coordinates) -> Turns:
-    """Of every map with an eigenbasis the eigenvectors (of outputs, of inputs) that its kept coordinates need, in one
-    piece: to gather them anew for every question would take longer than to multiply by them.
+@dataclass(frozen=True)
+class Turns:
+    """What a question is turned by: of every eigenbasis the vectors that kept coordinates need, and every coordinate's
+    place among them.
     """
-    sides = {name: k.sides for name, k in kept.items() if name in bases and len(k.flat_K)}
-    return {
-        name: (bases[name].q_OO[:, out].contiguous(), bases[name].q_II[:, into].contiguous())
-        for name, (out, into, _, _) in sides.items()
-    }
+
+    bases: Mapping[str, Basis]
+    places: Mapping[str, tuple[Tensor, Tensor]]
+
+
+def turns_of(maps: Sequence[Map], bases: Mapping[str, Basis], kept: Coordinates) -> Turns:
+    """Eigenvectors in one piece: to gather them anew for every question would take longer than to multiply by them.
+
+    Maps of one source have the same vectors of inputs, so that their input is turned once.
+    """
+    narrow: dict[str, Basis] = {}
+    places: dict[str, tuple[Tensor, Tensor]] = {}
+    needed: dict[str, tuple[Tensor, Tensor]] = {}  # of a source: numbers and vectors of its inputs
+    for m in maps:
+        k = kept[m.name]
+        if not len(k.flat_K):
+            continue
+        at_out, at_into = k.flat_K // k.columns, k.flat_K % k.columns
+        if m.name in bases:
+            basis = bases[m.name]
+            if m.source not in needed:
+                every = [kept[n.name].flat_K % k.columns for n in maps if n.source == m.source]
+                into = torch.unique(torch.cat(every))
+                needed[m.source] = into, basis.q_II[:, into].contiguous()
+            into, q_II = needed[m.source]
+            out, at_out = torch.unique(at_out, return_inverse=True)
+            at_into = torch.searchsorted(into, at_into)
+            narrow[m.name] = Basis(basis.q_OO[:, out].contiguous(), q_II, basis.l_O[out], basis.l_I[into])
+        places[m.name] = at_out, at_into
+    return Turns(narrow, places)
 
 
 def coordinates_of(
@@ -180,18 +222,14 @@ def coordinates_of(
 ) -> Tensor:
     """value_BK of a few queries: only the kept coordinates are computed, and only the sides they need are turned."""
     parts: dict[str, Tensor] = {}
+    turner = Turner(turns.bases)
 
     def use(_: int, m: Map, s: Sides) -> None:
-        k = kept[m.name]
-        if not len(k.flat_K):
+        if m.name not in turns.places:
             return
-        g_BTO, a_BTI = s.live()
-        out, into, at_out, at_into = k.sides
-        turn = turns.get(m.name)
-        right_BTI = with_one(a_BTI, m)
-        left_BTO = g_BTO[..., out] if turn is None else g_BTO @ turn[0]
-        right_BTI = right_BTI[..., into] if turn is None else right_BTI @ turn[1]
-        if len(k.flat_K) * 4 < len(out) * len(into):
+        at_out, at_into = turns.places[m.name]
+        left_BTO, right_BTI = turner(m, *s.live())
+        if len(at_out) * GATHERED < left_BTO.shape[-1] * right_BTI.shape[-1]:
             parts[m.name] = (left_BTO[..., at_out] * right_BTI[..., at_into]).sum(1)
         else:
             parts[m.name] = torch.bmm(left_BTO.transpose(1, 2), right_BTI)[:, at_out, at_into]

@@ -98,7 +98,8 @@ def told(factors: Factors, strategies: Iterable[str]) -> dict[str, str]:
         text = f"{share:g} x the mean curvature of each module"
         if source is None:
             text += (
-                f", the usual share: these factors cannot tell (needed: two halves of the rows, fitted for {strategy})"
+                ", the usual share: these factors cannot tell (needed: two halves of the rows, fitted for "
+                f"{strategy} by `influence fit` or with --damping auto)"
             )
         elif source != strategy:
             text += f", as for {source}: the factors were not fitted for {strategy}"

@@ -87,13 +87,16 @@ def told(factors: Factors, shop: Shop) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where factors are made: the shop, what opens it elsewhere, and the directory they go to."""
+    """Where factors are made: the shop, what opens it elsewhere, the directory they go to, and the dampings that they
+    are wanted for.
+    """
 
     shop: Shop
     settings: dict[str, Any]
     path: Path
     wish: Wish
     progress: Progress
+    dampings: tuple[str, ...] = ("auto",)
 
 
 def fitted(bench: Bench) -> Factors:
@@ -122,14 +125,17 @@ def fitted_on(
     `growth`: smaller samples that were fitted before, beside `place`: their sums are added to. From `settled` rows on
     the eigenbases are those of that sample, so that second moments are sums that grow as covariances do. Evidence for
     damping is that of a fit of the first rows by themselves, in their own eigenbases, so that it is the same however
-    many more are fitted.
+    many more are fitted; where no damping is to be chosen that pass is saved, and there is no evidence.
     """
     place = place or bench.path
     if (place / "factors.json").exists():
         return Factors.open(place)
     shop, strategies = bench.shop, set(bench.shop.cfg.strategy)
-    first = seen.ROWS if count > seen.ROWS and strategies - {"identity"} else 0
-    known = fitted_on(bench, first, (), bench.path / "growth" / str(first)).facts["evidence"] if first else None
+    by_itself = count > seen.ROWS and bool(strategies - {"identity"})
+    first = seen.ROWS if by_itself and "auto" in bench.dampings else 0
+    known: Mapping[str, Any] | None = {} if by_itself else None
+    if first:
+        known = fitted_on(bench, first, (), bench.path / "growth" / str(first)).facts["evidence"]
     turned = min(count, settled or count)
     home = place if turned == count else place.parent / str(turned)  # of the eigenbases
     evidence: dict[str, Any] = {}

@@ -37,7 +37,7 @@ def grown(bench: Bench) -> Factors:
         # kfac reads its curvature off the bases' own covariances, so there these go on growing
         settled = None if "kfac" in bench.shop.cfg.strategy else BASES
         factors = fitted_on(bench, size, before_it, bench.path / "growth" / str(size), settled)
-        now = _calibration(bench.shop, factors)
+        now = _calibration(bench.shop, factors, bench.dampings[0])
         agreement = None if before is None else float(spearman_by_row(before, now).mean())
         steps.append({"rows": size, "spearman": agreement})
         said = "" if agreement is None else f", Spearman with the last size {agreement:.4f}"
@@ -65,7 +65,7 @@ def _adopted(bench: Bench, factors: Factors, steps: list[dict[str, Any]]) -> Fac
     return Factors.open(bench.path)
 
 
-def _calibration(shop: Shop, factors: Factors) -> np.ndarray:
+def _calibration(shop: Shop, factors: Factors, damping: str) -> np.ndarray:
     """Scores of a few training rows as queries for some others, drawn from the end of the seeded order."""
     rng = np.random.default_rng(seed_of(shop.cfg.seed, "fit rows"))
     order = rng.permutation(len(shop.train))[::-1]
@@ -75,7 +75,7 @@ def _calibration(shop: Shop, factors: Factors) -> np.ndarray:
     if not len(rows):
         rows = queries
     strategy = next((s for s in ("ekfac", "diagonal", "kfac") if s in shop.cfg.strategy), "identity")
-    setting = Setting(strategy, "" if strategy == "identity" else "auto")
+    setting = Setting(strategy, "" if strategy == "identity" else damping)
     ready = precondition(factors, [setting], Work(len(queries), len(rows), float(shop.train.lengths_N.mean())))
     blocks = Resident(len(queries), shop.like)
     question = measurement(shop.read.objective, "margin")

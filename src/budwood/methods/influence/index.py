@@ -64,7 +64,7 @@ def index(session: Session) -> dict[str, Any]:
     own = settings_for(cfg, session.models[0].text) | rows_for(cfg, session.task, session.run.path)
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
-    bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)
+    bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress, cfg.damping)
     parameters = sum(m.out * m.columns for m in shop.maps)
     count = kept_of(cfg, parameters)
     need = of_index(shop, count, cfg.number_bits)
@@ -319,7 +319,7 @@ class Index:
 
     @cached_property
     def _turns(self) -> coords.Turns:
-        return coords.turns_of(self.factors.bases, self.kept)
+        return coords.turns_of(self.shop.maps, self.factors.bases, self.kept)
 
     @cached_property
     def _length_N(self) -> Tensor:

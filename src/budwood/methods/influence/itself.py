@@ -38,7 +38,7 @@ def itself(session: Session) -> dict[str, Any]:
     own = settings_for(cfg, session.models[0].text) | rows_for(cfg, session.task, session.run.path)
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
-    bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress)
+    bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress, cfg.damping)
     _tokens(shop, len(settings_of(cfg.strategy, cfg.damping)), 1 + (cfg.measurement != "loss"))
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     given = {**own, "factors": str(factors.path), "damping": list(cfg.damping), "measurement": cfg.measurement}

@@ -18,7 +18,7 @@ from budwood.capture.stream import Map
 from budwood.config.influence import STRATEGIES, ScoreConfig
 from budwood.data.batch import Features
 from budwood.errors import StoreError
-from budwood.linalg.kron import turned_back
+from budwood.linalg.kron import turned_back_
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.fit import identity
 from budwood.methods.influence.precondition import all_there, gradients, measurement
@@ -116,7 +116,7 @@ def query_weights(
         one_OI = grad_BOI.sum(0) if inverse is None else grad_BOI.sum(0) * inverse
         if rotated and not m.diagonal:
             basis = factors.bases[m.name]
-            one_OI = turned_back(one_OI, basis.q_OO, basis.q_II)
+            one_OI = turned_back_(one_OI, torch.empty_like(one_OI), basis.q_OO, basis.q_II)
         found[m.name] = one_OI.flatten()[mask[m.name]]
 
     question = measurement(shop.read.objective, cfg.measurement)

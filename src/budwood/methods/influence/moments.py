@@ -16,7 +16,7 @@ from budwood.capture.gradients import Question
 from budwood.capture.questions import questions
 from budwood.capture.stream import Map, Sides
 from budwood.data.batch import Batch
-from budwood.linalg.kron import gram_, mirrored, rotate_first, square_sum_
+from budwood.linalg.kron import aligned, gram_, mirrored, rotate_first, square_sum_
 from budwood.methods.influence.memory import of_fit, tokens_within
 from budwood.methods.influence.workshop import Shop, sweep
 
@@ -46,7 +46,11 @@ def with_one(a_BTI: Tensor, m: Map) -> Tensor:
 def turned_inputs(a_BTI: Tensor, m: Map, q_II: Tensor) -> Tensor:
     """Inputs (with the bias's 1) in the eigenbasis."""
     flat = a_BTI.reshape(-1, a_BTI.shape[-1])
-    turned = torch.mm(flat, q_II) if m.bias is None else torch.addmm(q_II[-1], flat, q_II[:-1])
+    turned = aligned(flat, len(flat), q_II.shape[1])
+    if m.bias is None:
+        torch.mm(flat, q_II, out=turned)
+    else:
+        torch.addmm(q_II[-1], flat, q_II[:-1], out=turned)
     return turned.view(*a_BTI.shape[:-1], q_II.shape[1])
 
 

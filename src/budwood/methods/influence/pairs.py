@@ -19,12 +19,13 @@ from budwood.data.batch import Features
 from budwood.linalg.kron import outer_
 from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Term, ask_loss
-from budwood.methods.influence.workshop import ROWS, Shop, sweep
+from budwood.methods.influence.workshop import ROWS, TOKENS, Shop, sweep
 
 TILE = 1 << 22  # numbers of gradients made at a time: they are used while still in cache
 # Numbers of query blocks that one product takes, and that are read at a time where they lie on disk. Not by the memory
 # that is free: sums cut at other places have other last bits.
 QUERY_TILE = 1 << 24
+HELD = 4 * TOKENS  # whose activations and gradients wait for a product with the queries: they are read once for all
 EVERY = slice(None)
 
 
@@ -107,6 +108,20 @@ class OnDisk:
 Add = Callable[[int, Map, np.ndarray, Tensor], None]
 
 
+@dataclass(frozen=True)
+class _Passed:
+    """Training rows that went through the model and wait for the queries: (g, a) of every map."""
+
+    rows: np.ndarray
+    tokens: int
+    sides: dict[str, tuple[Tensor, Tensor]]
+    turner: Turner
+
+
+def _plain(m: Map, g_BTO: Tensor, a_BTI: Tensor) -> tuple[Tensor, Tensor]:
+    return g_BTO, with_one(a_BTI, m)
+
+
 @dataclass
 class Meeting:
     """Training rows meeting all queries: `add(setting, map, rows, score_BQ)` gets every map's part.
@@ -125,36 +140,47 @@ class Meeting:
 
     def __call__(self, features: Features, order: np.ndarray, most: int = ROWS) -> None:
         """One pass over the rows at `order`."""
-        turner = Turner(self.ready.bases)
+        waiting: list[_Passed] = []
         for index in self.shop.batches(features, order, most=most):
-            pending: list[tuple[int, Map, Tensor]] = []
-
-            def use(_: int, m: Map, s: Sides, pending: list[tuple[int, Map, Tensor]] = pending) -> None:
-                g_BTO, a_BTI = s.live()
-                terms = self.ready.terms[m.name]
-                for turned in (False, True):
-                    mine = [t for t in terms if t.turned == turned]
-                    if mine:
-                        pair = turner(m, g_BTO, a_BTI) if turned else (g_BTO, with_one(a_BTI, m))
-                        scores = self._meet(m, mine, *pair)
-                        pending.extend((t.setting, m, s) for t, s in zip(mine, scores))
-
+            if sum(len(p.rows) for p in waiting) + len(index) > most or sum(p.tokens for p in waiting) >= HELD:
+                self._meet_all(waiting)
+                waiting.clear()
+            sides: dict[str, tuple[Tensor, Tensor]] = {}
+            use = lambda _, m, s, sides=sides: sides.__setitem__(m.name, s.live())  # noqa: E731
             took = sweep(self.shop, features, index, ask_loss, use)
-            turner.forget()
-            for setting, m, score_BQ in pending:
-                self.add(setting, m, took, score_BQ)
+            tokens = len(took) * int(features.lengths_N[took].max(initial=0))
+            waiting.append(_Passed(took, tokens, sides, Turner(self.ready.bases)))
+        self._meet_all(waiting)
 
-    def _meet(self, m: Map, terms: list[Term], g_BTO: Tensor, a_BTI: Tensor) -> list[Tensor]:
+    def _meet_all(self, passed: Sequence[_Passed]) -> None:
+        """Products of all queries with some batches."""
+        for m in self.shop.maps:
+            mine = [p for p in passed if m.name in p.sides]
+            terms = self.ready.terms[m.name]
+            for turned in (False, True):
+                some = [t for t in terms if t.turned == turned]
+                if some and mine:
+                    pairs = [p.turner(m, *p.sides[m.name]) if turned else _plain(m, *p.sides[m.name]) for p in mine]
+                    rows = np.concatenate([p.rows for p in mine])
+                    for term, score_BQ in zip(some, self._meet(m, some, pairs)):
+                        self.add(term.setting, m, rows, score_BQ)
+            for p in mine:
+                del p.sides[m.name]
+
+    def _meet(self, m: Map, terms: list[Term], pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """score_BQ of every term for one map: gradients are made tile by tile and multiplied while in cache."""
-        count = len(g_BTO)
-        scores = [g_BTO.new_zeros(count, self.queries + len(self.exact)) for _ in terms]
+        ends = np.cumsum([0, *(len(g_BTO) for g_BTO, _ in pairs)]).tolist()
+        count = ends[-1]
+        scores = [self.shop.like.new_zeros(count, self.queries + len(self.exact)) for _ in terms]
         high, wide = tile(m, count, self.queries)
         room = self._room("made", count * high * m.columns)
         weighed = self._room("weighed", len(room)) if any(t.weight_OI is not None for t in terms) else room
         for first in range(0, m.out, high):
             last = min(m.out, first + high)
             size = (count, last - first, m.columns)
-            made_BOI = outer_(room[: count * size[1] * size[2]].view(size), g_BTO[:, :, first:last], a_BTI)
+            made_BOI = room[: count * size[1] * size[2]].view(size)
+            for a, b, (g_BTO, a_BTI) in zip(ends, ends[1:], pairs):
+                outer_(made_BOI[a:b], g_BTO[:, :, first:last], a_BTI)
             for score_BQ, term in zip(scores, terms):
                 left = made_BOI
                 if term.weight_OI is not None:

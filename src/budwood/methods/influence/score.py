@@ -55,7 +55,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
     with progress.stage("load"):
         shop = open_shop(own, task)
         encoded(shop.read, query_rows(task, cfg))  # what cannot be asked is refused before the work
-    bench = Bench(shop, own, place / "factors", cfg, progress)
+    bench = Bench(shop, own, place / "factors", cfg, progress, cfg.damping)
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     arguments = {
         **own,
