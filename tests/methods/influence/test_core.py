@@ -16,16 +16,16 @@ from budwood.capture.stream import PEEK, Map, Sides
 from budwood.config.influence import FitConfig
 from budwood.errors import ConfigError, ModelError
 from budwood.linalg.kron import EigenError, eigenbasis, gram_, inverse, mirrored, reliability, rotate_first, square_sum_
-from budwood.methods.influence import evidence
+from budwood.methods.influence import evidence, pairs
 from budwood.methods.influence.by_token import token_scores
-from budwood.methods.influence.coordinates import Kept, coordinates_of, turns_of
+from budwood.methods.influence.coordinates import SPARED, Kept, Spread, choose, coordinates_of, turns_of
 from budwood.methods.influence.evidence import RELIABLE, SHARES, weigh
 from budwood.methods.influence.factors import Factors, Setting, settings_of
 from budwood.methods.influence.itself import self_influence
 from budwood.methods.influence.moments import covariances, second_moments, with_one
 from budwood.methods.influence.pairs import OnDisk, Resident
-from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
-from budwood.methods.influence.workshop import memory_budget, shop_of, sweep
+from budwood.methods.influence.precondition import Work, live_shares, measurement, precondition, query_blocks
+from budwood.methods.influence.workshop import Shop, memory_budget, shop_of, sweep
 from tests.cases import case
 from tests.methods.influence.toys import ALL, dense_scores, fit, gradients, reading_of, scores, toy
 from tests.oracles import relative_error
@@ -160,6 +160,41 @@ def test_batch_size_order_and_file_change_nothing(tmp_path: Path) -> None:
     work = Work(3, len(shop.train), 8.0)
     disk = OnDisk.at(tmp_path / "blocks.bin", precondition(factors, SETTINGS, work), 3, shop.like)
     assert np.array_equal(scores(shop, factors, SETTINGS, QUERIES, blocks=disk), want)
+
+
+@pytest.mark.parametrize("held,together", [(1, {1}), (10_000, {4, 2})])
+def test_batches_that_wait_for_the_queries_change_nothing(
+    held: int, together: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, shop = toy("bert")
+    factors = fit(shop, tmp_path)
+    want = scores(shop, factors, SETTINGS, QUERIES)
+    met: list[int] = []
+    real = pairs.Meeting._meet
+
+    def meet(self: Any, m: Any, terms: Any, sides: Any) -> Any:
+        met.append(sum(len(g_BTO) for g_BTO, _ in sides))
+        return real(self, m, terms, sides)
+
+    monkeypatch.setattr(pairs, "HELD", held)
+    monkeypatch.setattr(pairs.Meeting, "_meet", meet)
+    monkeypatch.setattr(Shop, "batches", lambda self, features, order, most: [order[[i]] for i in range(len(order))])
+    assert close(scores(shop, factors, SETTINGS, QUERIES, most=4), want)
+    assert set(met) == together
+
+
+def test_one_token_that_is_read_leaves_the_last_block_little_to_turn(tmp_path: Path) -> None:
+    _, shop = toy("bert")
+    shares = live_shares(shop)
+    length = float(shop.train.lengths_N.mean())
+    last = max(int(n.split(".")[2]) for n in shares if n.startswith("encoder.layer"))
+    assert shares["encoder.layer.0.intermediate.dense"] == 1
+    assert shares[f"encoder.layer.{last}.output.dense"] < 0.5
+    factors = fit(shop, tmp_path)
+    one = [Setting("ekfac", "0.1mean")]
+    terms = precondition(factors, one, Work(3, 9, length, shares)).terms
+    assert not terms["encoder.layer.0.intermediate.dense"][0].turned
+    assert terms[f"encoder.layer.{last}.output.dense"][0].turned
 
 
 def test_self_influence_is_the_diagonal(tmp_path: Path) -> None:
@@ -409,3 +444,20 @@ def test_embeddings_and_norms_by_token_and_by_coordinate(tmp_path: Path) -> None
             one = factors.bases[m.name].q_OO.T @ one @ factors.bases[m.name].q_II
         want.append(one.flatten()[::3])
     assert relative_error(got[0].double(), torch.cat(want)) < 1e-6
+
+
+def test_coordinates_that_need_an_eigenvector_for_themselves_give_way() -> None:
+    """Three columns, and a diagonal of a little more than the third that would need two vectors for every number."""
+    energy = torch.zeros(40, 30)
+    energy[:20, :2] = torch.linspace(2, 1, 20)[:, None]
+    energy[:20, 2] = 0.01
+    energy[0, 2] = 5
+    energy[20:, 3:23] = 0.02 * torch.eye(20)
+    ones = torch.ones_like(energy)
+    spread = Spread({"m": energy.sqrt()}, {"m": ones})
+    kept, share = choose(spread, spread, {"m": ones}, 60)
+    rows, columns = kept["m"].flat_K // 30, kept["m"].flat_K % 30
+    assert set(rows.tolist()) == set(range(20)) and set(columns.tolist()) == {0, 1, 2}
+    most = float(energy.flatten().topk(60).values.sum() / energy.sum())
+    assert most - SPARED < share < most
+    assert len(choose(spread, spread, {"m": ones}, energy.numel())[0]["m"].flat_K.unique()) == energy.numel()

@@ -135,6 +135,25 @@ def test_evidence_is_that_of_the_same_rows_however_many_are_fitted(
         assert float(got) == pytest.approx(float(wish), rel=1e-5)
 
 
+def test_a_damping_that_is_given_saves_the_rows_that_would_tell_it(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    monkeypatch.setattr(seen, "ROWS", 8)
+    found, passes = {}, {}
+    real = method.second_moments
+    for damping in ("0.1mean", "auto"):
+        rows: list[int] = []
+        monkeypatch.setattr(method, "second_moments", lambda s, o, *a, rows=rows: rows.append(len(o)) or real(s, o, *a))
+        wish = {"threads": 1, "damping": (damping,), "queries": ("2",), "out": tmp_path / damping}
+        found[damping] = Factors.open(run("influence score", model, task, wish).run)
+        passes[damping] = sum(rows)
+    assert passes["auto"] == passes["0.1mean"] + 8
+    assert found["auto"].facts["evidence"] and not found["0.1mean"].facts["evidence"]
+    one, other = (f.tensor(f"ekfac/{f.maps[0].name}") for f in found.values())
+    assert torch.allclose(one, other, rtol=1e-3, atol=1e-6 * float(other.max()))
+
+
 def test_where_nothing_is_known_the_usual_share_is_told(tmp_path: Path) -> None:
     _, shop = toy("bert")
     factors = fit(shop, tmp_path)

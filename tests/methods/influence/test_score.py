@@ -214,6 +214,21 @@ def _by_token(shop: Any, made: Any, settings: list[Setting], asked: np.ndarray) 
     return by_token.token_scores(shop, ready, blocks, 3, np.arange(len(shop.train)))
 
 
+def test_queries_too_large_to_be_held_lie_in_a_file_and_score_alike(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    wish = {**COMMON, "queries": ("3",)}
+    held = run("influence score", model, task, {**wish, "out": tmp_path / "held"})
+    monkeypatch.setattr(asked, "RESIDENT", 0)
+    opened = []
+    real = pairs.OnDisk.rows
+    monkeypatch.setattr(pairs.OnDisk, "rows", lambda self, *a: opened.append(self.path) or real(self, *a))
+    read = run("influence score", model, task, {**wish, "out": tmp_path / "read"})
+    assert opened and not opened[0].exists()
+    assert np.array_equal(Scores.open(held.run).whole(), Scores.open(read.run).whole())
+
+
 def test_no_tile_outgrows_its_size() -> None:
     for out, into in ((384, 1536), (1536, 384), (2, 768), (3072, 768)):
         m = pairs.Map("m", "m.weight", "m.bias", out, into, "m")

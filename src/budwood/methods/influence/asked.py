@@ -38,7 +38,7 @@ from budwood.store.files import canonical, file_digest
 
 HERE = "budwood.methods.influence.asked"
 SPARE = 1.2  # memory asked for, times what blocks take
-RESIDENT = 1 << 30  # bytes of blocks that are held at most: reading more than that from a file again and again costs 2 %
+RESIDENT = 1 << 30  # bytes of blocks held at most: to read more from a file, batch after batch, costs some 3 %
 CHECKED = 16  # queries on which bfloat16 is compared with float32
 
 
@@ -118,9 +118,7 @@ class Asked:
         query_blocks(self.shop, self.ready, self.queries, every, question, blocks.put, self.cfg.query_batch or 64)
 
     def settle(self) -> None:
-        """Before any shard: blocks too large for the memory of each worker, or to be held at all, go to a file, once for
-        all of them.
-        """
+        """Before any shard: blocks too large to be held by each worker go to a file, once for all of them."""
         if self.file.exists():
             return
         left, rank = room(self), self.cfg.query_rank

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from budwood.capture.stream import Map, Sides
+from budwood.capture.stream import Map
 from budwood.data.batch import Features
 from budwood.linalg.kron import outer_
 from budwood.methods.influence.moments import Turner, with_one
