@@ -28,7 +28,7 @@ from budwood.methods.influence.workshop import Shop, sweep
 from budwood.params import tree
 
 ROWS = 32  # rows of one batch whose whole gradients are made
-SPARED = 0.05  # of the energy that is kept at first: given up where it would need eigenvectors of its own
+SPARED = 0.1  # of the energy that is kept at first: given up where it would need eigenvectors of its own
 GATHERED = 64  # numbers of an outer product that are multiplied in the time of one that is gathered
 
 

@@ -99,6 +99,8 @@ def covariances(shop: Shop, order: np.ndarray) -> dict[str, Tensor]:
             out[f"A/{m.name}"] = like.new_zeros(m.columns, m.columns)
             out[f"nA/{m.name}"] = torch.zeros((), dtype=torch.float64)
 
+    inputs = _Weighted(out)
+
     def use(question: int, m: Map, s: Sides) -> None:
         if m.diagonal:
             return
@@ -110,11 +112,12 @@ def covariances(shop: Shop, order: np.ndarray) -> dict[str, Tensor]:
                 out[f"nA/{m.name}"] += count
                 _add_inputs(out[f"A/{m.name}"], m, s)
         if weighted:
-            out[f"nA/{m.source}"] += _add_weighted(out[f"A/{m.source}"], m, g_BTO, a_BTI)
+            inputs.add(m, g_BTO, a_BTI)
         gram_(out[f"G/{m.name}"], g_BTO.reshape(-1, m.out))
 
     for index in shop.batches(shop.train, order, tokens=tokens_within(shop, of_fit(shop))):
         sweep(shop, shop.train, index, lambda batch: _ask(shop, batch), use)
+        inputs.flush()
     for key, value in out.items():  # one after the other, so that never all are there twice
         out[key] = mirrored(value) if value.dim() == 2 else value
     return out
@@ -129,16 +132,41 @@ def _add_inputs(total_II: Tensor, m: Map, s: Sides) -> None:
         total_II[-1, -1] += len(x_RI)
 
 
-def _add_weighted(total_II: Tensor, m: Map, g_BTO: Tensor, a_BTI: Tensor) -> Tensor:
-    """Add the covariance of inputs, each times the squared length of its output gradient; returns the sum of those."""
-    length_R1 = torch.linalg.vector_norm(g_BTO.reshape(-1, m.out), dim=1, keepdim=True)
-    x_RI = a_BTI.reshape(-1, m.into) * length_R1
-    gram_(total_II[: m.into, : m.into], x_RI)
-    weight = length_R1.square().sum()
-    if m.bias is not None:
-        total_II[: m.into, -1] += (length_R1.T @ x_RI)[0]
-        total_II[-1, -1] += weight
-    return weight.double()
+@dataclass
+class _Weighted:
+    """Adds covariances of inputs, each input times the squared length of the gradients at its outputs.
+
+    Maps of one source follow each other, and what they have in common is multiplied once for all of them.
+    """
+
+    total: dict[str, Tensor]
+    _kept: tuple[Map, Tensor, Tensor] | None = field(default=None)  # map, its inputs, squared lengths
+
+    def add(self, m: Map, g_BTO: Tensor, a_BTI: Tensor) -> None:
+        """Take a map's part."""
+        square_R = torch.linalg.vector_norm(g_BTO.reshape(-1, m.out), dim=1).square_()
+        kept = self._kept
+        same = kept is not None and kept[0].source == m.source and kept[1].shape == a_BTI.shape
+        if kept is not None and same and kept[1].data_ptr() == a_BTI.data_ptr():
+            kept[2].add_(square_R)
+            return
+        self.flush()
+        self._kept = (m, a_BTI, square_R)
+
+    def flush(self) -> None:
+        """Add what was taken; between batches, as memory is used again for other numbers."""
+        if self._kept is None:
+            return
+        m, a_BTI, square_R = self._kept
+        self._kept = None
+        total_II, length_R1 = self.total[f"A/{m.source}"], square_R.sqrt()[:, None]
+        x_RI = a_BTI.reshape(-1, m.into) * length_R1
+        gram_(total_II[: m.into, : m.into], x_RI)
+        weight = square_R.sum()
+        if m.bias is not None:
+            total_II[: m.into, -1] += (length_R1.T @ x_RI)[0]
+            total_II[-1, -1] += weight
+        self.total[f"nA/{m.source}"] += weight.double()
 
 
 def second_moments(

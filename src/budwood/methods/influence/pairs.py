@@ -21,11 +21,11 @@ from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Term, ask_loss
 from budwood.methods.influence.workshop import ROWS, TOKENS, Shop, sweep
 
-TILE = 1 << 22  # numbers of gradients made at a time: they are used while still in cache
+TILE = 1 << 23  # numbers of gradients made at a time: they are used while still in cache
 # Numbers of query blocks that one product takes, and that are read at a time where they lie on disk. Not by the memory
 # that is free: sums cut at other places have other last bits.
 QUERY_TILE = 1 << 24
-HELD = 4 * TOKENS  # whose activations and gradients wait for a product with the queries: they are read once for all
+HELD = 8 * TOKENS  # whose activations and gradients wait for a product with the queries: they are read once for all
 EVERY = slice(None)
 
 
@@ -174,20 +174,29 @@ class Meeting:
         scores = [self.shop.like.new_zeros(count, self.queries + len(self.exact)) for _ in terms]
         high, wide = tile(m, count, self.queries)
         room = self._room("made", count * high * m.columns)
-        weighed = self._room("weighed", len(room)) if any(t.weight_OI is not None for t in terms) else room
+        few = count <= self.queries  # weights go to the side that is smaller
+        each = high * m.columns * (count if few else wide)
+        weighed = self._room("weighed", each) if any(t.weight_OI is not None for t in terms) else room
         for first in range(0, m.out, high):
             last = min(m.out, first + high)
             size = (count, last - first, m.columns)
             made_BOI = room[: count * size[1] * size[2]].view(size)
             for a, b, (g_BTO, a_BTI) in zip(ends, ends[1:], pairs):
                 outer_(made_BOI[a:b], g_BTO[:, :, first:last], a_BTI)
-            for score_BQ, term in zip(scores, terms):
+            read: tuple[tuple[str, slice], Tensor] | None = None
+            for score_BQ, term in sorted(zip(scores, terms), key=lambda x: x[1].block):
+                weight_OI = None if term.weight_OI is None else term.weight_OI[first:last]
                 left = made_BOI
-                if term.weight_OI is not None:
-                    left = torch.mul(made_BOI, term.weight_OI[first:last], out=weighed[: made_BOI.numel()].view(size))
+                if weight_OI is not None and few:
+                    left = torch.mul(made_BOI, weight_OI, out=weighed[: made_BOI.numel()].view(size))
                 for q in range(0, self.queries, wide):
                     some = slice(q, min(self.queries, q + wide))
-                    right_QX = self.blocks.rows(m.name, term.block, first, last, some)
+                    if read is None or read[0] != (term.block, some):  # settings that share a block read it once
+                        read = (term.block, some), self.blocks.rows(m.name, term.block, first, last, some)
+                    right_QX = read[1]
+                    if weight_OI is not None and not few:
+                        own = weighed[: right_QX.numel()].view_as(right_QX)
+                        right_QX = torch.mul(right_QX, weight_OI.flatten(), out=own)
                     self._multiply(score_BQ, left.flatten(1), right_QX, some)
         return scores
 
@@ -213,7 +222,7 @@ def tile(m: Map, count: int, queries: int) -> tuple[int, int]:
 
     >>> narrow = Map("m", "m.weight", None, 768, 768, "m")
     >>> tile(narrow, 256, 64), tile(narrow, 1, 2000), tile(narrow, 1, 50_000)
-    ((21, 64), (10, 2000), (1, 21845))
+    ((42, 64), (10, 2000), (1, 21845))
     """
     high = min(m.out, TILE // max(1, count * m.columns), QUERY_TILE // max(1, queries * m.columns))
     high = max(1, high)
