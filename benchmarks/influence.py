@@ -151,7 +151,7 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
             settings = settings_of(strategies, ("1e-08",))
             work = Work(len(asked), len(train), float(train.lengths_N.mean()), live_shares(shop))
             ready = precondition(Factors.open(place), settings, work)
-            held = bytes_needed(ready, len(asked)) < RESIDENT
+            held = bytes_needed(ready, len(asked)) <= RESIDENT
             on_disk = OnDisk.at(place / "queries.bin", ready, len(asked), shop.like)
             blocks = Resident(len(asked), shop.like) if held else on_disk
             question = measurement(read.objective, "margin")

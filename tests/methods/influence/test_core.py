@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from budwood.methods.influence.pairs import OnDisk, Resident
 from budwood.methods.influence.precondition import Work, live_shares, measurement, precondition, query_blocks
 from budwood.methods.influence.workshop import Shop, memory_budget, shop_of, sweep
 from tests.cases import case
+from tests.methods.influence import toys
 from tests.methods.influence.toys import ALL, dense_scores, fit, gradients, reading_of, scores, toy
 from tests.oracles import relative_error
 
@@ -162,7 +164,7 @@ def test_batch_size_order_and_file_change_nothing(tmp_path: Path) -> None:
     assert np.array_equal(scores(shop, factors, SETTINGS, QUERIES, blocks=disk), want)
 
 
-@pytest.mark.parametrize("held,together", [(1, {1}), (10_000, {4, 2})])
+@pytest.mark.parametrize("held,together", [(1, {1}), (1 << 30, {4, 2})])
 def test_batches_that_wait_for_the_queries_change_nothing(
     held: int, together: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,8 +178,8 @@ def test_batches_that_wait_for_the_queries_change_nothing(
         met.append(sum(len(g_BTO) for g_BTO, _ in sides))
         return real(self, m, terms, sides)
 
-    monkeypatch.setattr(pairs, "HELD", held)
     monkeypatch.setattr(pairs.Meeting, "_meet", meet)
+    monkeypatch.setattr(toys, "Meeting", functools.partial(pairs.Meeting, held=held))
     monkeypatch.setattr(Shop, "batches", lambda self, features, order, most: [order[[i]] for i in range(len(order))])
     assert close(scores(shop, factors, SETTINGS, QUERIES, most=4), want)
     assert set(met) == together
@@ -456,9 +458,11 @@ def test_coordinates_that_need_an_eigenvector_for_themselves_give_way(monkeypatc
     energy[20:, 3:23] = 0.02 * torch.eye(20)
     ones = torch.ones_like(energy)
     spread = Spread({"m": energy.sqrt()}, {"m": ones})
-    kept, share = choose(spread, spread, {"m": ones}, 60)
+    kept, share = choose(spread, spread, {"m": ones}, 60, {"m"})
     rows, columns = kept["m"].flat_K // 30, kept["m"].flat_K % 30
     assert set(rows.tolist()) == set(range(20)) and set(columns.tolist()) == {0, 1, 2}
     most = float(energy.flatten().topk(60).values.sum() / energy.sum())
     assert most - 0.02 < share < most
-    assert len(choose(spread, spread, {"m": ones}, energy.numel())[0]["m"].flat_K.unique()) == energy.numel()
+    assert len(choose(spread, spread, {"m": ones}, energy.numel(), {"m"})[0]["m"].flat_K.unique()) == energy.numel()
+    words, _ = choose(spread, spread, {"m": ones}, 60, ())  # rows of an embedding are no eigenvectors: none is saved
+    assert set(words["m"].flat_K.tolist()) == set(energy.flatten().topk(60).indices.tolist())

@@ -251,7 +251,8 @@ def test_memory_is_asked_of_sums_too_and_free_memory_is_shared_by_workers(tuned:
         )
     enough = {**wish, "strategy": ("identity",), "max_memory": "800MB"}
     run("influence score", model, task, {**enough, "out": tmp_path / "y"})
-    shop = SimpleNamespace(like=torch.zeros(1), model=torch.nn.Linear(1, 1), maps=(), train=range(9))
+    train = type("Rows", (list,), {"lengths_N": np.full(9, 5)})(range(9))
+    shop = SimpleNamespace(like=torch.zeros(1), model=torch.nn.Linear(1, 1), maps=(), train=train)
     left = {}
     for most in (None, "1GB"):
         for workers in (1, 4):

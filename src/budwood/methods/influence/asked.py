@@ -122,13 +122,14 @@ class Asked:
         if self.file.exists():
             return
         left, rank = room(self), self.cfg.query_rank
-        if rank is not None and (need := self._thin_bytes(rank)) > left:
+        if rank is not None and (thin := self._thin_bytes(rank)) > left:
             raise ConfigError(
-                f"{self.rows} queries of --query-rank {rank} take {need / 1e6:,.0f} MB in each worker, and there are "
+                f"{self.rows} queries of --query-rank {rank} take {thin / 1e6:,.0f} MB in each worker, and there are "
                 f"{max(0, left) / 1e6:,.0f} MB for them. Give a smaller rank, more --max-memory, or leave --query-rank "
                 "away: whole gradients that do not fit lie on disk."
             )
-        if rank is not None or self.summed or bytes_needed(self.ready, self.rows) * SPARE < min(left, RESIDENT):
+        need = bytes_needed(self.ready, self.rows)
+        if rank is not None or self.summed or (need <= RESIDENT and need * SPARE < left):
             if self.cfg.workers == 1 and self.cfg.engine == "local":
                 assert self.blocks is not None  # the shards are computed in this process: computed and timed here
         else:
@@ -177,6 +178,11 @@ def query_file(arguments: dict[str, Any], part: Path) -> None:
     asked.fill(OnDisk.at(part, asked.ready, asked.rows, asked.shop.like))
 
 
+def held_bytes(wish: str | None) -> int:
+    """Bytes of training rows that wait for the queries: the usual, or a part of --max-memory."""
+    return HELD if wish is None else min(HELD, memory_budget(wish) // 8)
+
+
 def room(asked: Asked) -> int:
     """Bytes that one worker has for query blocks, after model, activations, tiles and sums; too little is refused."""
     cfg, shop, size = asked.cfg, asked.shop, asked.shop.like.element_size()
@@ -184,8 +190,9 @@ def room(asked: Asked) -> int:
     fixed = BASE + 3 * size * sum(p.numel() for p in shop.model.parameters())
     fixed += size * (4 * TILE + 2 * min(QUERY_TILE, asked.rows * sum(m.out * m.columns for m in shop.maps)))
     sides = sum(m.out + (m.columns if m.source == m.name else 0) for m in shop.maps)
-    fixed += size * sides * (HELD + 3 * TOKENS)  # sides of the batches that wait, all activations of one more
-    fixed += settings * asked.rows * size * len(shop.maps) * min(ROWS, len(shop.train))  # scores of a batch
+    fixed += 3 * size * sides * max(TOKENS, int(shop.train.lengths_N.max()))  # activations of a batch and its sides
+    fixed += held_bytes(cfg.max_memory)  # and of those that wait
+    fixed += settings * asked.rows * size * min(ROWS, len(shop.train))  # scores of a product
     fixed += settings * asked.rows * 8 * len(asked.groups) * min(cfg.shard_rows, len(shop.train))  # and of a shard
     if cfg.per_token:
         fixed += settings * asked.rows * 8 * int((shop.train.lengths_N[asked.pieces[0]] + 1).sum())

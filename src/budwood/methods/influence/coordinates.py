@@ -8,7 +8,7 @@ Shapes: B rows, K coordinates kept, O out, I in (with the bias's 1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,19 +121,22 @@ def spread(
     return Spread({n: (s - (mean[n] / count).square()).clamp_min_(0) for n, s in square.items()}, square)
 
 
-def choose(asked: Spread, rows: Spread, weights: Mapping[str, Tensor], count: int) -> tuple[dict[str, Kept], float]:
+def choose(
+    asked: Spread, rows: Spread, weights: Mapping[str, Tensor], count: int, turned: Collection[str]
+) -> tuple[dict[str, Kept], float]:
     """The `count` coordinates of most energy over all maps, and the share of all energy that they hold.
 
     Every eigenvector that occurs is one more for a question to be turned by, and many would occur for a coordinate or
-    two: those that carry least for their length go, and the coordinates of next most energy on the others come in.
+    two: those of the maps `turned` that carry least for their length go, and the coordinates of next most energy on the
+    others come in.
     """
-    energy = {n: (asked.varies[n] * rows.varies[n] * w.square()).double() for n, w in weights.items()}
-    flat = torch.cat([e.flatten() for e in energy.values()])
+    flat = torch.cat([(asked.varies[n] * rows.varies[n] * w.square()).flatten().double() for n, w in weights.items()])
     whole = flat.sum().clamp_min(1e-300)
-    first = torch.zeros_like(flat)
     strongest = torch.topk(flat, count).indices
-    first[strongest] = flat[strongest]
-    spared = _spared(dict(zip(energy, first.split([e.numel() for e in energy.values()]))), energy)
+    first = torch.zeros_like(flat).index_copy_(0, strongest, flat[strongest])
+    parts = zip(weights.items(), first.split([w.numel() for w in weights.values()]))
+    spared = _spared([(part.view_as(w), n in turned) for (n, w), part in parts])
+    del first, parts
     # after all others, not out: an index of every coordinate has every eigenvector
     chosen = torch.topk(flat - whole * spared, count).indices.sort().values
     kept_share = float(flat[chosen].sum() / whole)
@@ -146,17 +149,18 @@ def choose(asked: Spread, rows: Spread, weights: Mapping[str, Tensor], count: in
     return found, kept_share
 
 
-def _spared(kept: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensor:
-    """Of all coordinates of all maps, those on eigenvectors that are given up: together they hold SPARED of `kept`."""
-    held = [kept[n].view_as(e) for n, e in like.items()]
-    sides = [side for e in held for side in (e.sum(1), e.sum(0))]
-    lengths = [size for e in held for size in e.shape]
-    energy_S = torch.cat(sides)
+def _spared(kept: Sequence[tuple[Tensor, bool]]) -> Tensor:
+    """Of all coordinates of all maps, those on eigenvectors that are given up: together at most SPARED of the energy
+    kept. Maps come as (energy kept, whether they have eigenvectors).
+    """
+    lengths = [size for e, _ in kept for size in e.shape]
+    energy_S = torch.cat([side for e, _ in kept for side in (e.sum(1), e.sum(0))])
+    stays = torch.tensor([not turned for e, turned in kept for size in e.shape for _ in range(size)])
     worth_S = energy_S / torch.tensor([n for n in lengths for _ in range(n)])
-    order = worth_S.argsort(stable=True)
-    gone_S = torch.zeros_like(energy_S, dtype=torch.bool)
+    order = worth_S.masked_fill(stays, torch.inf).argsort(stable=True)
+    gone_S = torch.zeros_like(stays)
     gone_S[order[energy_S[order].cumsum(0) <= SPARED * energy_S.sum() / 2]] = True  # every coordinate has two sides
-    pairs = gone_S.split(lengths)
+    pairs = (gone_S & ~stays).split(lengths)
     return torch.cat([(o[:, None] | i[None, :]).flatten() for o, i in zip(pairs[::2], pairs[1::2])])
 
 

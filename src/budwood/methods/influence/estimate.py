@@ -10,6 +10,7 @@ import torch
 
 from budwood.config.influence import STRATEGIES, FitConfig, ScoreConfig, SelfConfig
 from budwood.data.task import Task
+from budwood.methods.influence.asked import RESIDENT
 from budwood.methods.influence.evidence import ROWS
 from budwood.methods.influence.moments import covariances
 from budwood.methods.influence.queries import query_rows
@@ -49,7 +50,8 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
     sides = sum(m.out**2 + (m.columns**2 if m.source == m.name else 0) for m in shop.maps)
     curved, squared = bool(set(own) & {"kfac", "ekfac"}), bool(set(own) & {"ekfac", "diagonal"})
     used = 1.0 if cfg.fit_rows in ("all", "auto") else min(1.0, int(cfg.fit_rows) / rows)
-    again = ROWS / rows if used * rows > ROWS else 0.0  # second moments of the rows on which damping is chosen
+    chosen = "auto" in getattr(cfg, "damping", ("auto",))  # `fit` leaves damping open
+    again = ROWS / rows if chosen and used * rows > ROWS else 0.0  # second moments of the rows that tell it
     walk = 4.0 * weights * tokens
     rank = getattr(cfg, "query_rank", None)  # of `score` alone
     flops = {
@@ -57,6 +59,8 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
         "moments": (used + again) * squared * (walk + (2 * sides + 2 * weights) * tokens),
         "scores": bool(queries) * (walk + 2.0 * weights * tokens + 2.0 * weights * rows * queries * len(own)),
     }
+    blocks = 4 * queries * (weights if rank is None else thin_numbers(shop.maps, rank))
+    held = blocks if rank is not None or blocks <= RESIDENT else 0  # else they lie in a file
     return {
         "mode": shop.read.mode,
         "fisher": shop.labels,
@@ -66,8 +70,8 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
         "queries": queries,
         "flops": sum(flops.values()),
         "flops_by_phase": flops,
-        "memory_bytes": 4 * (4 * weights + queries * (weights if rank is None else thin_numbers(shop.maps, rank))),
-        "disk_bytes": 4 * (2 * sides + 2 * weights) + 4 * rows * queries * len(own),
+        "memory_bytes": 4 * 4 * weights + held,
+        "disk_bytes": 4 * (2 * sides + 2 * weights) + 4 * rows * queries * len(own) + blocks - held,
         "seconds": round(_seconds(shop, sum(flops.values())) + 3, 1),
     }
 

@@ -85,5 +85,5 @@ def _calibration(shop: Shop, factors: Factors, damping: str) -> np.ndarray:
     def add(_: int, m: Map, took: np.ndarray, score_BQ: Tensor) -> None:
         out[:, took] += score_BQ.T.double().numpy()
 
-    Meeting(shop, ready, blocks, len(queries), add)(shop.train, rows)
+    Meeting(shop, ready, blocks, len(queries), add, held=0)(shop.train, rows)
     return out[:, rows]

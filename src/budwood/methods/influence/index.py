@@ -174,7 +174,7 @@ def choose_coordinates(arguments: dict[str, Any], part: Path) -> None:
     rng = np.random.default_rng(seed_of(seed, "spread"))
     some = np.sort(rng.permutation(len(shop.train))[:SAMPLE])
     train = coords.spread(shop, shop.train, some, Question(), factors.bases, weights, True, most)
-    kept, share = coords.choose(queries, train, weights, arguments["count"])
+    kept, share = coords.choose(queries, train, weights, arguments["count"], factors.bases)
     coords.save(part, kept, share)
 
 

@@ -66,7 +66,7 @@ def of_self(shop: Shop, settings: int, sides: int, tile: int) -> Need:
 def of_index(shop: Shop, kept: int, bits: int) -> Need:
     """`index`: eigenbases, weights and spreads, one shard of stored coordinates; whole gradients of some rows."""
     n, size = sizes(shop), shop.like.element_size()
-    choosing = 4 * 4 * n.weights + 3 * WIDE * n.weights  # spreads of queries and rows, energies of all coordinates
+    choosing = 4 * 4 * n.weights + 5 * WIDE * n.weights  # spreads of queries and rows, energies of all, their order
     storing = kept * (shop.cfg.shard_rows * (2 if bits == 16 else 1) + 3 * WIDE)
     held = size * (n.sides + n.weights) + max(choosing, storing)
     return Need(_standing(shop) + held, _token(shop), 3 * size * n.largest + 3 * 4 * kept)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -19,13 +20,13 @@ from budwood.data.batch import Features
 from budwood.linalg.kron import outer_
 from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Term, ask_loss
-from budwood.methods.influence.workshop import ROWS, TOKENS, Shop, sweep
+from budwood.methods.influence.workshop import ROWS, Shop, sweep
 
-TILE = 1 << 23  # numbers of gradients made at a time: they are used while still in cache
+TILE = 1 << 23  # numbers of gradients made at a time: most are used while still in cache
 # Numbers of query blocks that one product takes, and that are read at a time where they lie on disk. Not by the memory
 # that is free: sums cut at other places have other last bits.
 QUERY_TILE = 1 << 24
-HELD = 8 * TOKENS  # whose activations and gradients wait for a product with the queries: they are read once for all
+HELD = 1 << 30  # bytes of both sides of training rows that wait for a product: every block is read once for all of them
 EVERY = slice(None)
 
 
@@ -113,9 +114,14 @@ class _Passed:
     """Training rows that went through the model and wait for the queries: (g, a) of every map."""
 
     rows: np.ndarray
-    tokens: int
     sides: dict[str, tuple[Tensor, Tensor]]
     turner: Turner
+
+    @cached_property
+    def bytes(self) -> int:
+        """Memory of the sides; an input that several maps share counts once."""
+        each = {t.data_ptr(): t.numel() * t.element_size() for pair in self.sides.values() for t in pair}
+        return sum(each.values())
 
 
 def _plain(m: Map, g_BTO: Tensor, a_BTI: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +132,8 @@ def _plain(m: Map, g_BTO: Tensor, a_BTI: Tensor) -> tuple[Tensor, Tensor]:
 class Meeting:
     """Training rows meeting all queries: `add(setting, map, rows, score_BQ)` gets every map's part.
 
-    With `half`, products are in bfloat16; queries at `exact` have a further column each, in full precision.
+    With `half`, products are in bfloat16; queries at `exact` have a further column each, in full precision. Rows
+    wait for each other until they take `held` bytes.
     """
 
     shop: Shop
@@ -136,20 +143,20 @@ class Meeting:
     add: Add
     half: bool = False
     exact: Sequence[int] = ()
+    held: int = HELD
     _rooms: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, features: Features, order: np.ndarray, most: int = ROWS) -> None:
         """One pass over the rows at `order`."""
         waiting: list[_Passed] = []
         for index in self.shop.batches(features, order, most=most):
-            if sum(len(p.rows) for p in waiting) + len(index) > most or sum(p.tokens for p in waiting) >= HELD:
+            if sum(len(p.rows) for p in waiting) + len(index) > most or sum(p.bytes for p in waiting) >= self.held:
                 self._meet_all(waiting)
                 waiting.clear()
             sides: dict[str, tuple[Tensor, Tensor]] = {}
             use = lambda _, m, s, sides=sides: sides.__setitem__(m.name, s.live())  # noqa: E731
             took = sweep(self.shop, features, index, ask_loss, use)
-            tokens = len(took) * int(features.lengths_N[took].max(initial=0))
-            waiting.append(_Passed(took, tokens, sides, Turner(self.ready.bases)))
+            waiting.append(_Passed(took, sides, Turner(self.ready.bases)))
         self._meet_all(waiting)
 
     def _meet_all(self, passed: Sequence[_Passed]) -> None:
@@ -191,7 +198,7 @@ class Meeting:
                     left = torch.mul(made_BOI, weight_OI, out=weighed[: made_BOI.numel()].view(size))
                 for q in range(0, self.queries, wide):
                     some = slice(q, min(self.queries, q + wide))
-                    if read is None or read[0] != (term.block, some):  # settings that share a block read it once
+                    if read is None or read[0] != (term.block, some):  # read once for settings that share it
                         read = (term.block, some), self.blocks.rows(m.name, term.block, first, last, some)
                     right_QX = read[1]
                     if weight_OI is not None and not few:

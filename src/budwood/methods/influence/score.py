@@ -20,7 +20,7 @@ from budwood.config.influence import STRATEGIES, ScoreConfig
 from budwood.data.task import Task
 from budwood.engine.jobs import Job
 from budwood.engine.run import run_all
-from budwood.methods.influence.asked import Asked, asked_of, groups_of
+from budwood.methods.influence.asked import Asked, asked_of, groups_of, held_bytes
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.fit import Bench, fitted, identity
 from budwood.methods.influence.outcome import Outcome, assembled, write
@@ -114,6 +114,7 @@ def meet(asked: Asked, order: np.ndarray) -> np.ndarray:
         for group in ("", *groups_of(m, asked.cfg)):
             total[setting, groups[group]][:, at] += value_QB
 
-    meeting = Meeting(asked.shop, asked.ready, asked.blocks, asked.rows, add, asked.half, asked.exact)
+    held = held_bytes(asked.cfg.max_memory)
+    meeting = Meeting(asked.shop, asked.ready, asked.blocks, asked.rows, add, asked.half, asked.exact, held)
     meeting(asked.shop.train, order, asked.cfg.train_batch or ROWS)
     return total if asked.shop.like.dtype == torch.float64 else total.astype(np.float32)
