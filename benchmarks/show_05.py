@@ -277,7 +277,7 @@ def index() -> None:
     tiny, mini, products, plain = together(
         lambda: measured("--rows", rows, "--coordinates", "3%,10%", *few),
         lambda: measured(
-            *("--model", MINILM, "--task", "rte", "--data-dir", GLUE, "--rows", rows, "--coordinates", "49152"),
+            *("--model", MINILM, "--task", "rte", "--data-dir", GLUE, "--rows", rows, "--coordinates", "65536"),
             *("--fit-rows", rows // 4, "--epochs", 0.1 if SMALL else 1, "--bits", 16),
         ),
         lambda: measured("--rows", rows, "--coordinates", "3%,10%", "--entry", "products", *few),
