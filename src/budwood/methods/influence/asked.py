@@ -20,7 +20,7 @@ from budwood.engine.local import run_jobs
 from budwood.errors import ConfigError
 from budwood.methods.influence.factors import Factors, settings_of
 from budwood.methods.influence.memory import BASE
-from budwood.methods.influence.pairs import HELD, QUERY_TILE, TILE, Blocks, OnDisk, Resident
+from budwood.methods.influence.pairs import HELD, MET, QUERY_TILE, TILE, Blocks, OnDisk, Resident
 from budwood.methods.influence.precondition import (
     Preconditioner,
     Work,
@@ -32,7 +32,7 @@ from budwood.methods.influence.precondition import (
 )
 from budwood.methods.influence.queries import encoded, query_rows
 from budwood.methods.influence.thin import WAY, Thin, thin_numbers
-from budwood.methods.influence.workshop import ROWS, TOKENS, Shop, memory_budget, open_shop
+from budwood.methods.influence.workshop import TOKENS, Shop, memory_budget, open_shop
 from budwood.params.select import layer_of
 from budwood.store.files import canonical, file_digest
 
@@ -188,11 +188,12 @@ def room(asked: Asked) -> int:
     cfg, shop, size = asked.cfg, asked.shop, asked.shop.like.element_size()
     settings = len(asked.ready.settings)
     fixed = BASE + 3 * size * sum(p.numel() for p in shop.model.parameters())
-    fixed += size * (4 * TILE + 2 * min(QUERY_TILE, asked.rows * sum(m.out * m.columns for m in shop.maps)))
+    # gradients of rows, made and weighed; queries, read and weighed; both once more in bfloat16
+    fixed += size * (3 * TILE + 3 * min(QUERY_TILE, asked.rows * sum(m.out * m.columns for m in shop.maps)))
     sides = sum(m.out + (m.columns if m.source == m.name else 0) for m in shop.maps)
     fixed += 3 * size * sides * max(TOKENS, int(shop.train.lengths_N.max()))  # activations of a batch and its sides
     fixed += held_bytes(cfg.max_memory)  # and of those that wait
-    fixed += settings * asked.rows * size * min(ROWS, len(shop.train))  # scores of a product
+    fixed += 2 * settings * asked.rows * size * min(MET, len(shop.train))  # scores of a product
     fixed += settings * asked.rows * 8 * len(asked.groups) * min(cfg.shard_rows, len(shop.train))  # and of a shard
     if cfg.per_token:
         fixed += settings * asked.rows * 8 * int((shop.train.lengths_N[asked.pieces[0]] + 1).sum())

@@ -96,7 +96,7 @@ def covariances(shop: Shop, order: np.ndarray) -> dict[str, Tensor]:
         out[f"G/{m.name}"] = like.new_zeros(m.out, m.out)
         out[f"nG/{m.name}"] = torch.zeros((), dtype=torch.float64)
         if m.source == m.name:
-            out[f"A/{m.name}"] = like.new_zeros(m.columns, m.columns)
+            out[f"A/{m.name}"] = aligned(like, m.columns, m.columns).zero_()
             out[f"nA/{m.name}"] = torch.zeros((), dtype=torch.float64)
 
     inputs = _Weighted(out)
@@ -116,7 +116,7 @@ def covariances(shop: Shop, order: np.ndarray) -> dict[str, Tensor]:
         gram_(out[f"G/{m.name}"], g_BTO.reshape(-1, m.out))
 
     for index in shop.batches(shop.train, order, tokens=tokens_within(shop, of_fit(shop))):
-        sweep(shop, shop.train, index, lambda batch: _ask(shop, batch), use)
+        sweep(shop, shop.train, index, lambda batch: _ask(shop, batch), use, whole=not weighted)
         inputs.flush()
     for key, value in out.items():  # one after the other, so that never all are there twice
         out[key] = mirrored(value) if value.dim() == 2 else value

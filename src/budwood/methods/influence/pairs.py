@@ -1,6 +1,7 @@
 """Queries meet training rows: one pass over the rows for all queries and all settings.
 
-Shapes: S settings, Q queries, B training rows of a batch, O out, I in (with the bias's 1).
+Shapes: S settings, Q queries, B training rows of a batch, O out, I in (with the bias's 1), X numbers of a tile,
+E queries scored once more in full precision.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Term, ask_loss
 from budwood.methods.influence.workshop import ROWS, Shop, sweep
 
-TILE = 1 << 23  # numbers of gradients made at a time: most are used while still in cache
+TILE = 1 << 24  # numbers of gradients made at a time: more would take memory and save nothing
+MET = 512  # most training rows per product: every block is read, and weighed, once for all of them
 # Numbers of query blocks that one product takes, and that are read at a time where they lie on disk. Not by the memory
 # that is free: sums cut at other places have other last bits.
 QUERY_TILE = 1 << 24
@@ -36,8 +38,10 @@ class Blocks(Protocol):
     def put(self, name: str, block: str, at: np.ndarray, values_QOI: Tensor) -> None:
         """Take some queries of a block."""
 
-    def rows(self, name: str, block: str, first: int, last: int, queries: slice = EVERY) -> Tensor:
-        """[Q, (last - first) * I]: outputs first..last of a block, for some queries."""
+    def rows(
+        self, name: str, block: str, first: int, last: int, queries: slice = EVERY, room: Tensor | None = None
+    ) -> Tensor:
+        """[Q, (last - first) * I]: outputs first..last of a block, for some queries; `room` may be used for them."""
 
 
 @dataclass
@@ -59,7 +63,9 @@ class Resident:
         else:
             whole[torch.from_numpy(at)] = values_QOI
 
-    def rows(self, name: str, block: str, first: int, last: int, queries: slice = EVERY) -> Tensor:
+    def rows(
+        self, name: str, block: str, first: int, last: int, queries: slice = EVERY, room: Tensor | None = None
+    ) -> Tensor:
         """A view of some outputs."""
         return self.tensors[name, block][queries, first:last].flatten(1)
 
@@ -93,17 +99,20 @@ class OnDisk:
                 f.seek(start + int(q) * size)
                 f.write(memoryview(values).cast("B"))
 
-    def rows(self, name: str, block: str, first: int, last: int, queries: slice = EVERY) -> Tensor:
-        """Some outputs, read from the file."""
+    def rows(
+        self, name: str, block: str, first: int, last: int, queries: slice = EVERY, room: Tensor | None = None
+    ) -> Tensor:
+        """Some outputs, read from the file; memory that is used again takes them several times faster than new one."""
         start, out, columns = self.places[name, block]
         width = columns * self.like.element_size()
         wanted = range(self.queries)[queries]
-        found = np.empty((len(wanted), (last - first) * width), np.uint8)
+        size = (len(wanted), (last - first) * columns)
+        found = self.like.new_empty(size) if room is None else room.view(size)
         with self.path.open("rb", buffering=0) as f:
-            for i, q in enumerate(wanted):
+            for q, own in zip(wanted, found.numpy()):
                 f.seek(start + (q * out + first) * width)
-                f.readinto(memoryview(found[i]))
-        return torch.from_numpy(found).view(self.like.dtype)
+                f.readinto(memoryview(own).cast("B"))
+        return found
 
 
 Add = Callable[[int, Map, np.ndarray, Tensor], None]
@@ -145,11 +154,12 @@ class Meeting:
     exact: Sequence[int] = ()
     held: int = HELD
     _rooms: dict[str, Tensor] = field(default_factory=dict)
+    _last: tuple[tuple[str, str, int, int], Tensor] | None = None  # what was read last
 
-    def __call__(self, features: Features, order: np.ndarray, most: int = ROWS) -> None:
-        """One pass over the rows at `order`."""
+    def __call__(self, features: Features, order: np.ndarray, most: int = MET) -> None:
+        """One pass over the rows at `order`; at most `most` of them meet the queries at a time."""
         waiting: list[_Passed] = []
-        for index in self.shop.batches(features, order, most=most):
+        for index in self.shop.batches(features, order, most=min(most, ROWS)):
             if sum(len(p.rows) for p in waiting) + len(index) > most or sum(p.bytes for p in waiting) >= self.held:
                 self._meet_all(waiting)
                 waiting.clear()
@@ -174,48 +184,79 @@ class Meeting:
             for p in mine:
                 del p.sides[m.name]
 
-    def _meet(self, m: Map, terms: list[Term], pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    def _meet(self, m: Map, terms: Sequence[Term], pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """score_BQ of every term for one map: gradients are made tile by tile and multiplied while in cache."""
         ends = np.cumsum([0, *(len(g_BTO) for g_BTO, _ in pairs)]).tolist()
-        count = ends[-1]
-        scores = [self.shop.like.new_zeros(count, self.queries + len(self.exact)) for _ in terms]
-        high, wide = tile(m, count, self.queries)
-        room = self._room("made", count * high * m.columns)
+        count, like = ends[-1], self.shop.like
         few = count <= self.queries  # weights go to the side that is smaller
-        each = high * m.columns * (count if few else wide)
-        weighed = self._room("weighed", each) if any(t.weight_OI is not None for t in terms) else room
+        # one product for several settings is the faster one; few rows are enough work for it with every single one
+        groups = [[t] for t in terms] if few else [list(terms)]
+        self._last = None  # tiles may be cut elsewhere now
+        high, wide = tile(m, count, self.queries * len(groups[0]))
+        wide = max(1, wide // len(groups[0]))
+        parts = [slice(q, min(self.queries, q + wide)) for q in range(0, self.queries, wide)]
+        sums = [[like.new_zeros(count, len(group), p.stop - p.start) for p in parts] for group in groups]
+        sure_BSE = like.new_zeros(count, len(terms), len(self.exact))
+        room = self._room("made", count * high * m.columns)
         for first in range(0, m.out, high):
-            last = min(m.out, first + high)
-            size = (count, last - first, m.columns)
-            made_BOI = room[: count * size[1] * size[2]].view(size)
+            at = slice(first, min(m.out, first + high))
+            made_BX = room[: count * (at.stop - first) * m.columns].view(count, -1)
             for a, b, (g_BTO, a_BTI) in zip(ends, ends[1:], pairs):
-                outer_(made_BOI[a:b], g_BTO[:, :, first:last], a_BTI)
-            read: tuple[tuple[str, slice], Tensor] | None = None
-            for score_BQ, term in sorted(zip(scores, terms), key=lambda x: x[1].block):
-                weight_OI = None if term.weight_OI is None else term.weight_OI[first:last]
-                left = made_BOI
-                if weight_OI is not None and few:
-                    left = torch.mul(made_BOI, weight_OI, out=weighed[: made_BOI.numel()].view(size))
-                for q in range(0, self.queries, wide):
-                    some = slice(q, min(self.queries, q + wide))
-                    if read is None or read[0] != (term.block, some):  # read once for settings that share it
-                        read = (term.block, some), self.blocks.rows(m.name, term.block, first, last, some)
-                    right_QX = read[1]
-                    if weight_OI is not None and not few:
-                        own = weighed[: right_QX.numel()].view_as(right_QX)
-                        right_QX = torch.mul(right_QX, weight_OI.flatten(), out=own)
-                    self._multiply(score_BQ, left.flatten(1), right_QX, some)
-        return scores
+                outer_(made_BX[a:b].view(b - a, -1, m.columns), g_BTO[:, :, at], a_BTI)
+            for s, group in enumerate(groups):
+                left_BX = self._weighed(made_BX, group[0], at) if few else made_BX
+                for part, sum_BSQ in zip(parts, sums[s]):
+                    right_SQX = self._several(m, at, group, part, weigh=not few)
+                    self._multiply(sum_BSQ.flatten(1), left_BX, right_SQX.flatten(0, 1))
+                    for e, q in enumerate(self.exact):
+                        if part.start <= q < part.stop:
+                            sure_BSE[:, s : s + len(group), e] += left_BX @ right_SQX[:, q - part.start].T
+        score_BSQ = torch.cat([torch.cat(group_sums, 2) for group_sums in sums], 1)
+        return list(torch.cat([score_BSQ, sure_BSE], 2).unbind(1))
 
-    def _multiply(self, score_BQ: Tensor, left_BX: Tensor, right_QX: Tensor, some: slice) -> None:
+    def _several(self, m: Map, at: slice, group: Sequence[Term], part: slice, weigh: bool) -> Tensor:
+        """right_SQX: some queries of one or several settings, weighed or as they are, one behind the other.
+
+        A block is read once for settings that share it.
+        """
+        plain = [not weigh or t.weight_OI is None for t in group]
+        if len(group) == 1 and plain[0]:
+            return self._read(m, at, group[0].block, part)[None]
+        size = (part.stop - part.start, (at.stop - at.start) * m.columns)
+        room = self._room("several", len(group) * size[0] * size[1]).view(len(group), *size)
+        for i in sorted(range(len(group)), key=lambda i: (group[i].block, not plain[i])):
+            term, own_QX = group[i], room[i]
+            if plain[i]:
+                found_QX = self._read(m, at, term.block, part, own_QX)
+                if found_QX.data_ptr() != own_QX.data_ptr():
+                    own_QX.copy_(found_QX)
+            else:
+                assert term.weight_OI is not None
+                torch.mul(self._read(m, at, term.block, part), term.weight_OI[at].flatten(), out=own_QX)
+        return room
+
+    def _read(self, m: Map, at: slice, block: str, part: slice, room: Tensor | None = None) -> Tensor:
+        """Some outputs of a block for some queries, in `room` or where they are; what was read last is still there."""
+        key = (m.name, block, at.start, part.start)
+        if self._last is None or self._last[0] != key:
+            size = (part.stop - part.start) * (at.stop - at.start) * m.columns
+            place = self._room("read", size) if room is None else room
+            self._last = key, self.blocks.rows(m.name, block, at.start, at.stop, part, place)
+        return self._last[1]
+
+    def _weighed(self, made_BX: Tensor, term: Term, at: slice) -> Tensor:
+        """Training gradients times the weights of a setting."""
+        if term.weight_OI is None:
+            return made_BX
+        out = self._room("weighed", made_BX.numel()).view_as(made_BX)
+        return torch.mul(made_BX, term.weight_OI[at].flatten(), out=out)
+
+    def _multiply(self, sum_BQ: Tensor, left_BX: Tensor, right_QX: Tensor) -> None:
         """Add the products with some queries."""
-        if not self.half:
-            score_BQ[:, some].addmm_(left_BX, right_QX.T)
-            return
-        score_BQ[:, some] += (left_BX.bfloat16() @ right_QX.bfloat16().T).to(score_BQ)
-        for i, q in enumerate(self.exact):
-            if some.start <= q < some.stop:
-                score_BQ[:, self.queries + i] += left_BX @ right_QX[q - some.start]
+        if self.half:
+            sum_BQ += (left_BX.bfloat16() @ right_QX.bfloat16().T).to(sum_BQ)
+        else:
+            sum_BQ.addmm_(left_BX, right_QX.T)
 
     def _room(self, name: str, size: int) -> Tensor:
         """Memory that is used again by every map and batch."""
@@ -229,7 +270,7 @@ def tile(m: Map, count: int, queries: int) -> tuple[int, int]:
 
     >>> narrow = Map("m", "m.weight", None, 768, 768, "m")
     >>> tile(narrow, 256, 64), tile(narrow, 1, 2000), tile(narrow, 1, 50_000)
-    ((42, 64), (10, 2000), (1, 21845))
+    ((85, 64), (10, 2000), (1, 21845))
     """
     high = min(m.out, TILE // max(1, count * m.columns), QUERY_TILE // max(1, queries * m.columns))
     high = max(1, high)

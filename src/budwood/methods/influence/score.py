@@ -24,10 +24,10 @@ from budwood.methods.influence.asked import Asked, asked_of, groups_of, held_byt
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.fit import Bench, fitted, identity
 from budwood.methods.influence.outcome import Outcome, assembled, write
-from budwood.methods.influence.pairs import Meeting, multiplies_bf16
+from budwood.methods.influence.pairs import MET, Meeting, multiplies_bf16
 from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.queries import encoded, query_rows, warn_overlap
-from budwood.methods.influence.workshop import ROWS, Shop, open_shop, rows_for, settings_for
+from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for
 from budwood.methods.session import Session
 from budwood.store.progress import Progress
 
@@ -116,5 +116,5 @@ def meet(asked: Asked, order: np.ndarray) -> np.ndarray:
 
     held = held_bytes(asked.cfg.max_memory)
     meeting = Meeting(asked.shop, asked.ready, asked.blocks, asked.rows, add, asked.half, asked.exact, held)
-    meeting(asked.shop.train, order, asked.cfg.train_batch or ROWS)
+    meeting(asked.shop.train, order, asked.cfg.train_batch or MET)
     return total if asked.shop.like.dtype == torch.float64 else total.astype(np.float32)

@@ -51,7 +51,9 @@ class Thin:
                 "--query-rank away, or the module out with --modules."
             ) from e
 
-    def rows(self, name: str, block: str, first: int, last: int, queries: slice = EVERY) -> Tensor:
+    def rows(
+        self, name: str, block: str, first: int, last: int, queries: slice = EVERY, room: Tensor | None = None
+    ) -> Tensor:
         """[Q, (last - first) * I]: outputs first..last of a block, for some queries."""
         left_QOR, *right = self.tensors[name, block]
         some_QOR = left_QOR[queries, first:last]

@@ -17,6 +17,7 @@ from torch import Tensor
 from budwood.capture.coverage import cover, take
 from budwood.capture.gradients import Question
 from budwood.capture.questions import Labels, labels_for
+from budwood.capture.spare import read_first, spared
 from budwood.capture.stream import Map, Sides, maps_of, stream
 from budwood.capture.uses import layout_of, linear_io
 from budwood.config.influence import STRATEGIES, FitConfig
@@ -52,6 +53,7 @@ class Shop:
     labels: Labels
     cfg: FitConfig
     skipped: set[str] = field(default_factory=set)  # rows left out because their loss is not finite
+    first: tuple[str, ...] = ()  # weights whose layers are read at the first position alone
 
     @cached_property
     def by_weight(self) -> dict[str, Map]:
@@ -161,10 +163,18 @@ def shop_of(read: Reading, train: Features, cfg: FitConfig) -> Shop:
             f"No module of this {type(read.loaded.model).__name__} can be scored ({why or 'it has no parameters'}). "
             "Influence needs at least one linear layer, Conv1D or Conv2d that is called as a module."
         )
-    shop = Shop(read, train, maps, left, labels_for(cfg.fisher, read.task, "--fisher"), cfg)
+    labels = labels_for(cfg.fisher, read.task, "--fisher")
+    shop = Shop(read, train, maps, left, labels, cfg, first=_read_first(read, train, maps))
     if cfg.skip_nan:
         shop.skipped.update(_broken_texts(shop))
     return shop
+
+
+def _read_first(read: Reading, train: Features, maps: Sequence[Map]) -> tuple[str, ...]:
+    """Weights whose layers are read at the first position alone, as seen on rows from the shortest to the longest."""
+    by_length = np.argsort(train.lengths_N, kind="stable")
+    few = np.unique(by_length[np.linspace(0, len(train) - 1, 4).astype(int)])
+    return read_first(read.loaded.model, read.objective, read.feed(train)(few, 0), [m.weight for m in maps])
 
 
 def _broken_texts(shop: Shop) -> Iterator[str]:
@@ -191,9 +201,16 @@ def _regrouped(maps: Sequence[Map]) -> tuple[Map, ...]:
 
 
 def sweep(
-    shop: Shop, features: Features, index: np.ndarray, ask: Ask, use: Callable[[int, Map, Sides], None]
+    shop: Shop,
+    features: Features,
+    index: np.ndarray,
+    ask: Ask,
+    use: Callable[[int, Map, Sides], None],
+    whole: bool = False,
 ) -> np.ndarray:
     """One forward pass and one backward pass per question over a batch; `use(question, map, sides)` for every map.
+
+    Positions that no loss reads are not worked out, and inputs there are not what they would be, unless `whole`.
 
     Returns which of `index` took part: rows whose loss is not finite stop the run by name, or are left out on demand,
     with all pieces that a long text was cut into.
@@ -205,7 +222,7 @@ def sweep(
             return index
     batch = feed(index, 0)
     model, objective = shop.model, shop.read.objective
-    with in_mode(model, training=False):
+    with in_mode(model, training=False), spared(model, () if whole else shop.first):
         while True:
             targets = objective.targets(batch)
             with linear_io(model, shop.parameters, layout_of(batch, targets)) as io:
