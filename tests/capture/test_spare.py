@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from budwood.capture.spare import read_first, spared
 from budwood.capture.stream import Map, Sides
+from budwood.config.influence import FitConfig
 from budwood.data.batch import Features
 from budwood.methods.influence.moments import covariances
 from budwood.methods.influence.precondition import ask_loss
-from budwood.methods.influence.workshop import sweep
+from budwood.methods.influence.workshop import shop_of, sweep
 from budwood.models.objective import Head
 from budwood.models.reading import RowFeed
-from tests.cases import FAMILIES
-from tests.methods.influence.toys import toy
+from tests.cases import ENCODERS, FAMILIES
+from tests.methods.influence.toys import reading_of, toy
 
 LAST = ("attention.self.query", "attention.output.dense", "intermediate.dense", "output.dense")
 
@@ -31,10 +32,12 @@ def test_of_the_last_block_queries_and_what_follows_them_are_read_at_the_first_t
     assert sorted(shop.first) == sorted(f"encoder.layer.{last}.{name}.weight" for name in LAST)
 
 
+# ALBERT applies one layer several times, decoders read their last token
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_those_of_the_whole_pass(family: str) -> None:
     _, shop = toy(family)
     whole = replace(shop, first=())
+    assert bool(shop.first) == (family in ENCODERS and family != "albert")
     found: list[dict[str, Tensor]] = [{}, {}]
     for kept, one in zip(found, (shop, whole)):
 
@@ -57,32 +60,62 @@ def test_covariances_count_what_they_counted(fisher: str) -> None:
         assert torch.allclose(got[key], value, rtol=1e-9, atol=1e-12), key
 
 
-class Peeking(nn.Module):
-    """A classifier of its first token; the steps of the others count too, though no gradient tells of it."""
+MARK = 8
 
-    def __init__(self, peeks: bool) -> None:
+
+class Reader(nn.Module):
+    """A classifier of its first token that may have ways of its own."""
+
+    def __init__(self, way: str = "plain") -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.words, self.dense, self.classifier = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-        self.peeks = peeks
+        self.way = way
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
         x = self.dense(self.words(input_ids))
-        rest = x[:, 1:].floor().sum(1) if self.peeks else 0
-        return SimpleNamespace(logits=self.classifier(x[:, 0] + rest))
+        if self.way == "peeks":  # other positions count, though no gradient tells of it
+            x = x[:, :1] + x[:, 1:].detach().mean(1, keepdim=True)
+        if self.way == "divides":  # zeros in their place have no finite gradient
+            x = x / x.norm(dim=-1, keepdim=True)
+        at_B = (input_ids == MARK).long().argmax(1) if self.way == "marks" else torch.zeros(len(x), dtype=torch.long)
+        return SimpleNamespace(logits=self.classifier(x[torch.arange(len(x)), at_B]))
 
 
-@pytest.mark.parametrize("peeks", [False, True])
-def test_a_layer_that_counts_without_a_gradient_is_not_spared(peeks: bool) -> None:
-    torch.manual_seed(0)
-    model = Peeking(peeks)
-    features = Features.from_lists(["a", "b"], {"input_ids": [[3, 4, 1], [5, 2]]}, {"label": [0, 1]})
-    batch = RowFeed(features, 0)(np.arange(2))
-    found = read_first(model, Head(), batch, ["dense.weight", "classifier.weight"])
-    assert found == (() if peeks else ("dense.weight",))
+def features_of(*rows: list[int]) -> Features:
+    ids = [str(n) for n in range(len(rows))]
+    return Features.from_lists(ids, {"input_ids": rows}, {"label": [n % 2 for n in range(len(rows))]})
+
+
+@pytest.mark.parametrize("way,spares", [("plain", True), ("marks", True), ("peeks", False), ("divides", False)])
+def test_what_counts_without_a_gradient_or_cannot_be_zero_is_not_spared(way: str, spares: bool) -> None:
+    feed = RowFeed(features_of([3, 4, 1], [5, 2], [7]), 0)
+    batches = [feed(np.array([n])) for n in range(3)]
+    weights = ["dense.weight", "classifier.weight"]
+    assert read_first(Reader(way), Head(), batches, weights) == (("dense.weight",) if spares else ())
+    assert read_first(Reader(way), Head(), batches[2:], weights) == ()  # one position tells nothing
+
+
+def test_rows_that_read_another_position_are_passed_whole() -> None:
+    rows = [[3, 4, 1], [5, 2], [5, MARK, 2], [1, 2, MARK]]
+    model = Reader("marks").double()
+    shop = shop_of(reading_of(model, Head(), ("a", "b")), features_of(*rows), FitConfig(task="toy", fisher="empirical"))
+    shop = replace(shop, first=("dense.weight",))
+    for n in range(len(rows)):
+        kept: dict[str, Tensor] = {}
+
+        def use(_: int, m: Map, s: Sides, kept: dict[str, Tensor] = kept) -> None:
+            kept[m.name] = torch.einsum("bto,bti->oi", s.g_BTO, s.a_BTI)
+
+        sweep(shop, shop.train, np.array([n]), ask_loss, use)
+        batch = RowFeed(shop.train, 0)(np.array([n]))
+        loss_B = shop.read.objective.loss(shop.read.objective.logits(model, batch), shop.read.objective.targets(batch))
+        (want,) = torch.autograd.grad(loss_B.sum(), [model.dense.weight])
+        assert torch.allclose(kept["dense"], want)
 
 
 def test_a_model_is_itself_again_after_an_error() -> None:
-    model = Peeking(False)
+    model = Reader()
     ids = torch.tensor([[1, 2, 3]])
     want = model.dense(model.words(ids))
     with pytest.raises(RuntimeError), spared(model, ["dense.weight"]):

@@ -8,47 +8,78 @@ Shapes: B examples, T positions, I in, O out.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from budwood.capture.uses import kind_of, layout_of, linear_io
+from budwood.capture.uses import LinearIO, kind_of, layout_of, linear_io
 from budwood.data.batch import Batch
 from budwood.models.mode import in_mode
 from budwood.models.objective import Objective
 from budwood.params.tree import named
 
-CLOSE = 1e-4  # logits that differ by less, as a share of the largest, are the same but for rounding
+CLOSE = 1e-4  # logits and gradients that differ by less, as a share of the largest, are the same but for rounding
+READS_ONE = ("head",)  # objectives that read a row at one place; others read where a row says
 
 
-def read_first(model: nn.Module, objective: Objective, batch: Batch, weights: Collection[str]) -> tuple[str, ...]:
-    """Those of `weights` whose linear layers are read at the first position alone, as seen on a batch.
+def read_first(
+    model: nn.Module, objective: Objective, batches: Iterable[Batch], weights: Collection[str]
+) -> tuple[str, ...]:
+    """Those of `weights` whose linear layers are read at the first position alone, as seen on some batches.
 
-    A gradient that is zero everywhere else names them; then all else of theirs is made NaN, and logits that stay as
-    they were show that it has no part in them.
+    A gradient that is zero everywhere else names them. Then all else of theirs is made NaN, and logits without NaN show
+    that it has no part in them; with zeros in its place logits and gradients stay as they were.
     """
-    longest = max(x.shape[1] for x in batch.inputs.values() if x.dim() > 1)
+    if objective.name not in READS_ONE:
+        return ()
+    found, seen = list(_owners(model, weights)), False
+    for batch in batches:
+        times = max(x.shape[1] for x in batch.inputs.values() if x.dim() > 1)
+        if times == 1:
+            continue  # tells nothing
+        seen = True
+        logits_MC, grads = _passed(model, objective, batch, found)
+        found = [n for n in found if n in grads and _first_alone_lives(grads[n], times)]
+        if not found:
+            return ()
+        with spared(model, found, fill=torch.nan):
+            if _passed(model, objective, batch, found)[0].isnan().any():
+                return ()
+        with spared(model, found):
+            again_MC, others = _passed(model, objective, batch, found)
+        pairs = [(again_MC, logits_MC), *((others.get(n, grads[n] + torch.nan), grads[n]) for n in found)]
+        if not all(torch.allclose(x, y, rtol=0, atol=CLOSE * float(y.abs().max())) for x, y in pairs):
+            return ()
+    return tuple(found) if seen else ()
+
+
+def _passed(
+    model: nn.Module, objective: Objective, batch: Batch, weights: list[str]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(logits, output gradients of layers that are used once) of a pass as influence makes it, hooks and all."""
     targets = objective.targets(batch)
-    owners = _owners(model, weights)
-    found = []
-    with in_mode(model, training=False), linear_io(model, list(owners), layout_of(batch, targets)) as io:
+    with in_mode(model, training=False), linear_io(model, weights, layout_of(batch, targets)) as io:
         logits_MC = objective.logits(model, batch)
         io.backward(objective.loss(logits_MC, targets).sum())
-        for name in owners:
-            uses = io.uses(name)
-            if len(uses) == 1 and uses[0].g_BTO.shape[1] == longest > 1:
-                live_BT = (uses[0].g_BTO != 0).any(-1)
-                if live_BT[:, 0].all() and not live_BT[:, 1:].any():
-                    found.append(name)
-    if not found:
-        return ()
-    with in_mode(model, training=False), torch.no_grad(), spared(model, found, fill=torch.nan):
-        spared_MC, plain_MC = objective.logits(model, batch), logits_MC.detach()
-    near = torch.allclose(spared_MC, plain_MC, rtol=0, atol=CLOSE * float(plain_MC.abs().max()))
-    return tuple(found) if near else ()
+        uses = {n: io.uses(n) for n in weights}
+    return logits_MC.detach(), {n: u[0].g_BTO for n, u in uses.items() if len(u) == 1}
+
+
+def _first_alone_lives(g_BTO: Tensor, times: int) -> bool:
+    live_BT = (g_BTO != 0).any(-1)
+    return live_BT.shape[1] == times and bool(live_BT[:, 0].all()) and not live_BT[:, 1:].any()
+
+
+def reads_more(io: LinearIO, weights: Collection[str], value: Tensor) -> bool:
+    """Whether a value does depend on more than the first position of spared layers, as seen at the last of them."""
+    last = next((r for r in reversed(io.records) if r.weight in weights), None)
+    if last is None or not value.requires_grad:
+        return False
+    (grad,) = torch.autograd.grad(value, [last.edge], retain_graph=True, allow_unused=True)
+    return grad is not None and bool(grad[:, 1:].any())
 
 
 @contextlib.contextmanager
@@ -82,7 +113,10 @@ def _first_alone(module: Any, fill: float) -> Any:
 
 def _owners(model: nn.Module, weights: Collection[str]) -> Mapping[str, Any]:
     """The linear layer of each weight, where it is one layer's own and nothing took the place of its forward pass."""
-    names = {id(p): n for n, p in named(model).items() if n in set(weights)}
+    if not weights:
+        return {}
+    wanted = set(weights)
+    names = {id(p): n for n, p in named(model).items() if n in wanted}
     found: dict[str, list[Any]] = {}
     for module in model.modules():
         weight = getattr(module, "weight", None)

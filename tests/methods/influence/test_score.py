@@ -204,6 +204,8 @@ def test_tiles_do_not_change_scores(tile: int, queries: int, tmp_path: Path, mon
     np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-11 * np.abs(want).max())
     disk = OnDisk.at(tmp_path / "b.bin", precondition(made, settings, Work(3, len(shop.train), 8.0)), 3, shop.like)
     assert np.array_equal(scores(shop, made, settings, asked, blocks=disk), got)
+    fewer = scores(shop, made, settings, asked, blocks=disk, most=2)  # rows than queries
+    np.testing.assert_allclose(fewer, want, rtol=1e-9, atol=1e-11 * np.abs(want).max())
     assert np.array_equal(tokens(), by_word)
 
 

@@ -193,7 +193,7 @@ def room(asked: Asked) -> int:
     sides = sum(m.out + (m.columns if m.source == m.name else 0) for m in shop.maps)
     fixed += 3 * size * sides * max(TOKENS, int(shop.train.lengths_N.max()))  # activations of a batch and its sides
     fixed += held_bytes(cfg.max_memory)  # and of those that wait
-    fixed += 2 * settings * asked.rows * size * min(MET, len(shop.train))  # scores of a product
+    fixed += 3 * settings * asked.rows * size * min(MET, len(shop.train))  # scores of a product, put together
     fixed += settings * asked.rows * 8 * len(asked.groups) * min(cfg.shard_rows, len(shop.train))  # and of a shard
     if cfg.per_token:
         fixed += settings * asked.rows * 8 * int((shop.train.lengths_N[asked.pieces[0]] + 1).sum())

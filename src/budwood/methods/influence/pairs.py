@@ -18,6 +18,7 @@ from torch import Tensor
 
 from budwood.capture.stream import Map
 from budwood.data.batch import Features
+from budwood.errors import StoreError
 from budwood.linalg.kron import outer_
 from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Term, ask_loss
@@ -111,7 +112,8 @@ class OnDisk:
         with self.path.open("rb", buffering=0) as f:
             for q, own in zip(wanted, found.numpy()):
                 f.seek(start + (q * out + first) * width)
-                f.readinto(memoryview(own).cast("B"))
+                if f.readinto(memoryview(own).cast("B")) != size[1] * self.like.element_size():
+                    raise StoreError(f"{self.path} is cut short. Run the command again to make it anew.")
         return found
 
 
@@ -158,6 +160,8 @@ class Meeting:
 
     def __call__(self, features: Features, order: np.ndarray, most: int = MET) -> None:
         """One pass over the rows at `order`; at most `most` of them meet the queries at a time."""
+        if not self.queries:
+            return
         waiting: list[_Passed] = []
         for index in self.shop.batches(features, order, most=min(most, ROWS)):
             if sum(len(p.rows) for p in waiting) + len(index) > most or sum(p.bytes for p in waiting) >= self.held:
@@ -175,7 +179,7 @@ class Meeting:
             mine = [p for p in passed if m.name in p.sides]
             terms = self.ready.terms[m.name]
             for turned in (False, True):
-                some = [t for t in terms if t.turned == turned]
+                some = sorted((t for t in terms if t.turned == turned), key=lambda t: t.block)
                 if some and mine:
                     pairs = [p.turner(m, *p.sides[m.name]) if turned else _plain(m, *p.sides[m.name]) for p in mine]
                     rows = np.concatenate([p.rows for p in mine])
@@ -185,7 +189,7 @@ class Meeting:
                 del p.sides[m.name]
 
     def _meet(self, m: Map, terms: Sequence[Term], pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """score_BQ of every term for one map: gradients are made tile by tile and multiplied while in cache."""
+        """score_BQ of every term for one map: gradients are made tile by tile and multiplied at once."""
         ends = np.cumsum([0, *(len(g_BTO) for g_BTO, _ in pairs)]).tolist()
         count, like = ends[-1], self.shop.like
         few = count <= self.queries  # weights go to the side that is smaller

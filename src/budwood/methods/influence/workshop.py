@@ -17,7 +17,7 @@ from torch import Tensor
 from budwood.capture.coverage import cover, take
 from budwood.capture.gradients import Question
 from budwood.capture.questions import Labels, labels_for
-from budwood.capture.spare import read_first, spared
+from budwood.capture.spare import read_first, reads_more, spared
 from budwood.capture.stream import Map, Sides, maps_of, stream
 from budwood.capture.uses import layout_of, linear_io
 from budwood.config.influence import STRATEGIES, FitConfig
@@ -171,10 +171,13 @@ def shop_of(read: Reading, train: Features, cfg: FitConfig) -> Shop:
 
 
 def _read_first(read: Reading, train: Features, maps: Sequence[Map]) -> tuple[str, ...]:
-    """Weights whose layers are read at the first position alone, as seen on rows from the shortest to the longest."""
-    by_length = np.argsort(train.lengths_N, kind="stable")
+    """Weights whose layers are read at the first position alone, as seen on rows from the shortest to the longest, one
+    by one: that much memory every pass takes.
+    """
+    by_length, feed = np.argsort(train.lengths_N, kind="stable"), read.feed(train)
     few = np.unique(by_length[np.linspace(0, len(train) - 1, 4).astype(int)])
-    return read_first(read.loaded.model, read.objective, read.feed(train)(few, 0), [m.weight for m in maps])
+    batches = (feed(np.array([n]), 0) for n in few)
+    return read_first(read.loaded.model, read.objective, batches, [m.weight for m in maps])
 
 
 def _broken_texts(shop: Shop) -> Iterator[str]:
@@ -211,6 +214,7 @@ def sweep(
     """One forward pass and one backward pass per question over a batch; `use(question, map, sides)` for every map.
 
     Positions that no loss reads are not worked out, and inputs there are not what they would be, unless `whole`.
+    A batch that reads them after all is passed through once more, whole.
 
     Returns which of `index` took part: rows whose loss is not finite stop the run by name, or are left out on demand,
     with all pieces that a long text was cut into.
@@ -222,12 +226,16 @@ def sweep(
             return index
     batch = feed(index, 0)
     model, objective = shop.model, shop.read.objective
-    with in_mode(model, training=False), spared(model, () if whole else shop.first):
+    first = () if whole else shop.first
+    with in_mode(model, training=False):
         while True:
             targets = objective.targets(batch)
-            with linear_io(model, shop.parameters, layout_of(batch, targets)) as io:
+            with spared(model, first), linear_io(model, shop.parameters, layout_of(batch, targets)) as io:
                 logits_MC = objective.logits(model, batch)
                 fine_B = torch.isfinite(objective.loss(logits_MC.detach(), targets)).cpu().numpy()
+                if fine_B.all() and first and reads_more(io, first, logits_MC.sum()):
+                    first = ()
+                    continue
                 if fine_B.all():
                     asked = ask(batch)
                     for i, question in enumerate(asked):
