@@ -6,7 +6,7 @@ E queries scored once more in full precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,8 @@ from budwood.capture.stream import Map
 from budwood.data.batch import Features
 from budwood.errors import StoreError
 from budwood.linalg.kron import outer_
-from budwood.methods.influence.moments import Turner, with_one
-from budwood.methods.influence.precondition import Preconditioner, Term, ask_loss
+from budwood.methods.influence.moments import Turner
+from budwood.methods.influence.precondition import Part, Preconditioner, Term, ask_loss, parts_of
 from budwood.methods.influence.workshop import ROWS, Shop, sweep
 
 TILE = 1 << 24  # numbers of gradients made at a time: more would take memory and save nothing
@@ -34,7 +34,7 @@ EVERY = slice(None)
 
 
 class Blocks(Protocol):
-    """Query blocks, wherever they lie."""
+    """Query blocks, part by part (see `parts_of`), wherever they lie."""
 
     def put(self, name: str, block: str, at: np.ndarray, values_QOI: Tensor) -> None:
         """Take some queries of a block."""
@@ -86,9 +86,9 @@ class OnDisk:
         places: dict[tuple[str, str], tuple[int, int, int]] = {}
         start = 0
         for m in ready.factors.maps:
-            for block in ready.blocks(m.name):
-                places[m.name, block] = (start, m.out, m.columns)
-                start += queries * m.out * m.columns * like.element_size()
+            for part in (p for block in ready.blocks(m.name) for p in parts_of(m, block)):
+                places[m.name, part.name] = (start, m.out, part.wide)
+                start += queries * m.out * part.wide * like.element_size()
         return cls(path, queries, like, places)
 
     def put(self, name: str, block: str, at: np.ndarray, values_QOI: Tensor) -> None:
@@ -117,6 +117,12 @@ class OnDisk:
         return found
 
 
+def whole(blocks: Blocks, m: Map, block: str, queries: slice = EVERY) -> Tensor:
+    """[Q, O, I] of a block, its parts put together."""
+    parts = [(p, blocks.rows(m.name, p.name, 0, m.out, queries)) for p in parts_of(m, block)]
+    return torch.cat([x.view(len(x), m.out, p.wide) for p, x in parts], 2)
+
+
 Add = Callable[[int, Map, np.ndarray, Tensor], None]
 
 
@@ -135,8 +141,22 @@ class _Passed:
         return sum(each.values())
 
 
-def _plain(m: Map, g_BTO: Tensor, a_BTI: Tensor) -> tuple[Tensor, Tensor]:
-    return g_BTO, with_one(a_BTI, m)
+@dataclass(frozen=True)
+class _Cut:
+    """Some outputs of a part: what one product takes."""
+
+    part: Part
+    at: slice
+
+    @property
+    def size(self) -> int:
+        """Numbers in it."""
+        return int(self.at.stop - self.at.start) * self.part.wide
+
+    def weight(self, term: Term) -> Tensor:
+        """A setting's weights there."""
+        assert term.weight_OI is not None
+        return term.weight_OI[self.at, self.part.columns].flatten()
 
 
 @dataclass
@@ -156,7 +176,7 @@ class Meeting:
     exact: Sequence[int] = ()
     held: int = HELD
     _rooms: dict[str, Tensor] = field(default_factory=dict)
-    _last: tuple[tuple[str, str, int, int], Tensor] | None = None  # what was read last
+    _last: tuple[tuple[str, int, int], Tensor] | None = None  # what was read last
 
     def __call__(self, features: Features, order: np.ndarray, most: int = MET) -> None:
         """One pass over the rows at `order`; at most `most` of them meet the queries at a time."""
@@ -181,7 +201,7 @@ class Meeting:
             for turned in (False, True):
                 some = sorted((t for t in terms if t.turned == turned), key=lambda t: t.block)
                 if some and mine:
-                    pairs = [p.turner(m, *p.sides[m.name]) if turned else _plain(m, *p.sides[m.name]) for p in mine]
+                    pairs = [p.turner(m, *p.sides[m.name]) if turned else p.sides[m.name] for p in mine]
                     rows = np.concatenate([p.rows for p in mine])
                     for term, score_BQ in zip(some, self._meet(m, some, pairs)):
                         self.add(term.setting, m, rows, score_BQ)
@@ -190,70 +210,79 @@ class Meeting:
 
     def _meet(self, m: Map, terms: Sequence[Term], pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """score_BQ of every term for one map: gradients are made tile by tile and multiplied at once."""
-        ends = np.cumsum([0, *(len(g_BTO) for g_BTO, _ in pairs)]).tolist()
-        count, like = ends[-1], self.shop.like
+        count, like = sum(len(g_BTO) for g_BTO, _ in pairs), self.shop.like
         few = count <= self.queries  # weights go to the side that is smaller
         # one product for several settings is the faster one; few rows are enough work for it with every single one
         groups = [[t] for t in terms] if few else [list(terms)]
         self._last = None  # tiles may be cut elsewhere now
         high, wide = tile(m, count, self.queries * len(groups[0]))
         wide = max(1, wide // len(groups[0]))
-        parts = [slice(q, min(self.queries, q + wide)) for q in range(0, self.queries, wide)]
-        sums = [[like.new_zeros(count, len(group), p.stop - p.start) for p in parts] for group in groups]
+        some = [slice(q, min(self.queries, q + wide)) for q in range(0, self.queries, wide)]
+        sums = [[like.new_zeros(count, len(group), q.stop - q.start) for q in some] for group in groups]
         sure_BSE = like.new_zeros(count, len(terms), len(self.exact))
-        room = self._room("made", count * high * m.columns)
-        for first in range(0, m.out, high):
-            at = slice(first, min(m.out, first + high))
-            made_BX = room[: count * (at.stop - first) * m.columns].view(count, -1)
-            for a, b, (g_BTO, a_BTI) in zip(ends, ends[1:], pairs):
-                outer_(made_BX[a:b].view(b - a, -1, m.columns), g_BTO[:, :, at], a_BTI)
+        for cut, made_BX in self._made(m, parts_of(m, terms[0].block), pairs, count, high):
             for s, group in enumerate(groups):
-                left_BX = self._weighed(made_BX, group[0], at) if few else made_BX
-                for part, sum_BSQ in zip(parts, sums[s]):
-                    right_SQX = self._several(m, at, group, part, weigh=not few)
+                left_BX = self._weighed(made_BX, group[0], cut) if few else made_BX
+                for q, sum_BSQ in zip(some, sums[s]):
+                    right_SQX = self._several(m, cut, group, q, weigh=not few)
                     self._multiply(sum_BSQ.flatten(1), left_BX, right_SQX.flatten(0, 1))
-                    for e, q in enumerate(self.exact):
-                        if part.start <= q < part.stop:
-                            sure_BSE[:, s : s + len(group), e] += left_BX @ right_SQX[:, q - part.start].T
+                    for e, exact in enumerate(self.exact):
+                        if q.start <= exact < q.stop:
+                            sure_BSE[:, s : s + len(group), e] += left_BX @ right_SQX[:, exact - q.start].T
         score_BSQ = torch.cat([torch.cat(group_sums, 2) for group_sums in sums], 1)
         return list(torch.cat([score_BSQ, sure_BSE], 2).unbind(1))
 
-    def _several(self, m: Map, at: slice, group: Sequence[Term], part: slice, weigh: bool) -> Tensor:
+    def _made(
+        self, m: Map, parts: Sequence[Part], pairs: Sequence[tuple[Tensor, Tensor]], count: int, high: int
+    ) -> Iterator[tuple[_Cut, Tensor]]:
+        """(where, made_BX) of all training gradients of a map, tile by tile in the same memory, then the bias."""
+        ends = np.cumsum([0, *(len(g_BTO) for g_BTO, _ in pairs)]).tolist()
+        for part in parts:
+            if part.bias:
+                yield _Cut(part, slice(0, m.out)), torch.cat([g_BTO.sum(1) for g_BTO, _ in pairs])
+                continue
+            for first in range(0, m.out, high):
+                at = slice(first, min(m.out, first + high))
+                made_BX = self._room("made", count * (at.stop - first) * part.wide).view(count, -1)
+                for a, b, (g_BTO, a_BTI) in zip(ends, ends[1:], pairs):
+                    outer_(made_BX[a:b].view(b - a, -1, part.wide), g_BTO[:, :, at], a_BTI)
+                yield _Cut(part, at), made_BX
+
+    def _several(self, m: Map, cut: _Cut, group: Sequence[Term], some: slice, weigh: bool) -> Tensor:
         """right_SQX: some queries of one or several settings, weighed or as they are, one behind the other.
 
         A block is read once for settings that share it.
         """
         plain = [not weigh or t.weight_OI is None for t in group]
         if len(group) == 1 and plain[0]:
-            return self._read(m, at, group[0].block, part)[None]
-        size = (part.stop - part.start, (at.stop - at.start) * m.columns)
+            return self._read(m, cut, group[0].block, some)[None]
+        size = (some.stop - some.start, cut.size)
         room = self._room("several", len(group) * size[0] * size[1]).view(len(group), *size)
         for i in sorted(range(len(group)), key=lambda i: (group[i].block, not plain[i])):
             term, own_QX = group[i], room[i]
             if plain[i]:
-                found_QX = self._read(m, at, term.block, part, own_QX)
+                found_QX = self._read(m, cut, term.block, some, own_QX)
                 if found_QX.data_ptr() != own_QX.data_ptr():
                     own_QX.copy_(found_QX)
             else:
-                assert term.weight_OI is not None
-                torch.mul(self._read(m, at, term.block, part), term.weight_OI[at].flatten(), out=own_QX)
+                torch.mul(self._read(m, cut, term.block, some), cut.weight(term), out=own_QX)
         return room
 
-    def _read(self, m: Map, at: slice, block: str, part: slice, room: Tensor | None = None) -> Tensor:
+    def _read(self, m: Map, cut: _Cut, block: str, some: slice, room: Tensor | None = None) -> Tensor:
         """Some outputs of a block for some queries, in `room` or where they are; what was read last is still there."""
-        key = (m.name, block, at.start, part.start)
+        name = parts_of(m, block)[cut.part.bias].name
+        key = (name, cut.at.start, some.start)
         if self._last is None or self._last[0] != key:
-            size = (part.stop - part.start) * (at.stop - at.start) * m.columns
-            place = self._room("read", size) if room is None else room
-            self._last = key, self.blocks.rows(m.name, block, at.start, at.stop, part, place)
+            place = self._room("read", (some.stop - some.start) * cut.size) if room is None else room
+            self._last = key, self.blocks.rows(m.name, name, cut.at.start, cut.at.stop, some, place)
         return self._last[1]
 
-    def _weighed(self, made_BX: Tensor, term: Term, at: slice) -> Tensor:
+    def _weighed(self, made_BX: Tensor, term: Term, cut: _Cut) -> Tensor:
         """Training gradients times the weights of a setting."""
         if term.weight_OI is None:
             return made_BX
         out = self._room("weighed", made_BX.numel()).view_as(made_BX)
-        return torch.mul(made_BX, term.weight_OI[at].flatten(), out=out)
+        return torch.mul(made_BX, cut.weight(term), out=out)
 
     def _multiply(self, sum_BQ: Tensor, left_BX: Tensor, right_QX: Tensor) -> None:
         """Add the products with some queries."""

@@ -27,7 +27,7 @@ from budwood.methods.influence.moments import Basis, Turner, with_one
 from budwood.methods.influence.workshop import Shop, sweep
 from budwood.models.objective import Objective
 
-RAW, TURNED = "raw", "turned"
+RAW, TURNED, BIAS = "raw", "turned", ".bias"
 IN_EIGENBASIS = ("kfac", "ekfac")
 GRADIENTS = 1 << 24  # most numbers of one map's query gradients at a time
 
@@ -40,6 +40,39 @@ class Term:
     block: str
     turned: bool
     weight_OI: Tensor | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Columns of a block that lie together: weights, or the bias by itself."""
+
+    name: str
+    columns: slice
+
+    @property
+    def wide(self) -> int:
+        """How many columns they are."""
+        return int(self.columns.stop - self.columns.start)
+
+    @property
+    def bias(self) -> bool:
+        """Whether it is the bias by itself."""
+        return self.name.endswith(BIAS)
+
+
+def parts_of(m: Map, block: str) -> tuple[Part, ...]:
+    """A block as it is kept: the bias lies apart, so that rows of weights are as long as the map is wide.
+
+    Gradients are made faster in rows of 384 or 1,536 numbers than of 385 or 1,537. In an eigenbasis no column is the
+    bias.
+
+    >>> m = Map("m", "m.weight", "m.bias", 2, 384, "m")
+    >>> [(p.name, p.wide) for p in parts_of(m, RAW)], [(p.name, p.wide) for p in parts_of(m, TURNED)]
+    ([('raw', 384), ('raw.bias', 1)], [('turned', 385)])
+    """
+    if block == TURNED or m.columns == m.into:
+        return (Part(block, slice(0, m.columns)),)
+    return Part(block, slice(0, m.into)), Part(f"{block}{BIAS}", slice(m.into, m.columns))
 
 
 @dataclass(frozen=True)
@@ -147,7 +180,12 @@ def query_blocks(
     put: Put,
     most: int = 64,
 ) -> None:
-    """Every block of the queries at `order`: `put(map, block, positions in order, block_QOI)`."""
+    """Every block of the queries at `order`, part by part: `put(map, part, positions in order, part_QOI)`."""
+
+    def give(m: Map, block: str, at: np.ndarray, value_QOI: Tensor) -> None:
+        for part in parts_of(m, block):
+            put(m.name, part.name, at, value_QOI[..., part.columns])
+
     place = {int(n): i for i, n in enumerate(order)}
     turner = Turner(ready.bases)
     fit = max(1, GRADIENTS // max(m.out * m.columns for m in shop.maps))
@@ -161,15 +199,15 @@ def query_blocks(
             blocks = ready.blocks(m.name)
             if RAW in blocks:
                 raw = outer_(g_BTO.new_empty(count, m.out, m.columns), g_BTO, with_one(a_BTI, m))
-                put(m.name, RAW, at, raw)
+                give(m, RAW, at, raw)
             if set(blocks) - {RAW}:
                 left_BTO, right_BTI = turner(m, g_BTO, a_BTI)
                 if TURNED in blocks:
-                    put(m.name, TURNED, at, outer_(g_BTO.new_empty(count, m.out, m.columns), left_BTO, right_BTI))
+                    give(m, TURNED, at, outer_(g_BTO.new_empty(count, m.out, m.columns), left_BTO, right_BTI))
                 for term in ready.terms[m.name]:
                     if term.block.startswith("back"):
                         for b, back_OI in enumerate(_backs(ready, m, term.setting, left_BTO, right_BTI)):
-                            put(m.name, term.block, at[b : b + 1], back_OI[None])
+                            give(m, term.block, at[b : b + 1], back_OI[None])
 
         all_there(features, index, sweep(shop, features, index, lambda batch: (question,), use))
         turner.forget()

@@ -18,7 +18,7 @@ from budwood.engine.jobs import one_thread
 from budwood.errors import ConfigError
 from budwood.linalg.lowrank import of_rank
 from budwood.methods.influence.pairs import EVERY
-from budwood.methods.influence.precondition import Preconditioner
+from budwood.methods.influence.precondition import TURNED, Preconditioner, parts_of
 
 SEED = 0  # of the search for outer products: the same queries are kept alike in every worker
 WAY = "turn"  # the query's own gradient is cut, not the preconditioned one: alike for all dampings and numbers of rows
@@ -71,5 +71,8 @@ def whole(rank: int, out: int, columns: int) -> bool:
 
 def thin_numbers(maps: tuple[Map, ...], rank: int, ready: Preconditioner | None = None) -> int:
     """Numbers per query in all blocks; without `ready`, in one block per map."""
-    blocks = (1 if ready is None else len(ready.blocks(m.name)) for m in maps)
-    return sum(min(rank * (m.out + m.columns), m.out * m.columns) * n for m, n in zip(maps, blocks))
+    found = 0
+    for m in maps:
+        for part in (p for b in ((TURNED,) if ready is None else ready.blocks(m.name)) for p in parts_of(m, b)):
+            found += min(rank * (m.out + part.wide), m.out * part.wide)
+    return found
