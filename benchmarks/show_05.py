@@ -3,10 +3,10 @@
 make show-05                                      about two hours on two cores
 python benchmarks/show_05.py SECTION... [--small] [--full] [--keep]
 
-Sections: checks reference speed peers growth sample index kills input. Kronfluence and the others may live in a Python
-of their own, named by BUDWOOD_PEER_PYTHON. They see PEER_ROWS of the rows, scaled up to all (--full: all of them).
---small tries every section on a few rows; its figures mean nothing. --keep takes runs of before, maybe
-another commit's. Ratios are of processor seconds, two at a time.
+Sections: checks reference speed shapes peers growth sample index kills input. Kronfluence and the others may live in a
+Python of their own, named by BUDWOOD_PEER_PYTHON. They see PEER_ROWS of the rows, scaled up to all (--full: all of
+them). --small tries every section on a few rows; its figures mean nothing. --keep takes runs of before, maybe another
+commit's. Ratios are of processor seconds, two at a time.
 """
 
 from __future__ import annotations
@@ -137,10 +137,9 @@ def faster(name: str, own: dict[str, Any], other: dict[str, Any], bar: float) ->
 
 
 def speed() -> None:
-    """Factors and scores, exact mode, against kronfluence; one strategy against four; multiples of a plain pass."""
+    """Factors and scores, exact mode, against kronfluence, and one strategy against four, on rows of RTE's lengths."""
     mini = str(MINILM)
-    for wish in (mini, "4x256", "2x768"):
-        model_of(wish)
+    model_of(mini)
     own, padded, dynamic, four = together(
         lambda: ours(mini, "rte", ROWS),
         lambda: theirs(mini, "rte", "kronfluence-padded"),
@@ -154,6 +153,13 @@ def speed() -> None:
     faster("6 x 384, RTE rows, kronfluence with dynamic padding", own, dynamic, 2.7)
     at_most("four strategies against EKFAC alone, RTE lengths", four["cpu_seconds"] / own["cpu_seconds"], 1.35)
     phases(own)
+
+
+def shapes() -> None:
+    """The same on short rows and on other models; the multiple of a plain pass."""
+    mini = str(MINILM)
+    for wish in (mini, "4x256", "2x768"):
+        model_of(wish)
     single, short, short_four, short_padded, narrow, narrow_padded, wide, wide_padded = together(
         lambda: ours(mini, "sst2", ROWS),
         lambda: ours(mini, "sst2", 2 * ROWS),
@@ -374,6 +380,7 @@ SECTIONS: dict[str, tuple[Callable[[], None], Path | None]] = {
     "input": (bad_input, None),
     "index": (index, MINILM),
     "speed": (speed, MINILM),
+    "shapes": (shapes, MINILM),
     "growth": (growth, MINILM),
     "peers": (others, MINILM),
     "sample": (sample, MINILM),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from budwood.errors import BudwoodError
 
-PARTS = 6  # column blocks of a symmetric product; 7/12 of the work, and blocks still wide enough to be fast
+PARTS = 12  # column blocks of a symmetric product; 13/24 of the work, and blocks still wide enough to be fast
 NARROW = 96  # columns below which a symmetric product is not worth cutting
 PAIRS = 5  # positions up to which the square of a sum is written out over pairs of them
 LINE = 16  # numbers of float32 in a cache line
