@@ -238,11 +238,12 @@ class Meeting:
         """(where, made_BX) of all training gradients of a map, tile by tile in the same memory, then the bias."""
         ends = np.cumsum([0, *(len(g_BTO) for g_BTO, _ in pairs)]).tolist()
         for part in parts:
-            if part.bias:
-                yield _Cut(part, slice(0, m.out)), torch.cat([g_BTO.sum(1) for g_BTO, _ in pairs])
-                continue
-            for first in range(0, m.out, high):
-                at = slice(first, min(m.out, first + high))
+            step = high * m.into if part.bias else high  # as many numbers in either case
+            for first in range(0, m.out, step):
+                at = slice(first, min(m.out, first + step))
+                if part.bias:
+                    yield _Cut(part, at), torch.cat([g_BTO[:, :, at].sum(1) for g_BTO, _ in pairs])
+                    continue
                 made_BX = self._room("made", count * (at.stop - first) * part.wide).view(count, -1)
                 for a, b, (g_BTO, a_BTI) in zip(ends, ends[1:], pairs):
                     outer_(made_BX[a:b].view(b - a, -1, part.wide), g_BTO[:, :, at], a_BTI)
