@@ -73,12 +73,13 @@ def _first_alone_lives(g_BTO: Tensor, times: int) -> bool:
     return live_BT.shape[1] == times and bool(live_BT[:, 0].all()) and not live_BT[:, 1:].any()
 
 
-def reads_more(io: LinearIO, weights: Collection[str], value: Tensor) -> bool:
-    """Whether a value does depend on more than the first position of spared layers, as seen at the last of them."""
+def reads_more(io: LinearIO, weights: Collection[str], logits_MC: Tensor) -> bool:
+    """Whether logits have a gradient at more than the first position of spared layers, as seen at the last of them."""
     last = next((r for r in reversed(io.records) if r.weight in weights), None)
-    if last is None or not value.requires_grad:
+    if last is None or not logits_MC.requires_grad:
         return False
-    (grad,) = torch.autograd.grad(value, [last.edge], retain_graph=True, allow_unused=True)
+    unlike_C = torch.arange(1, logits_MC.shape[-1] + 1).to(logits_MC)  # plain sums of opposite classes are nothing
+    (grad,) = torch.autograd.grad((logits_MC * unlike_C).sum(), [last.edge], retain_graph=True, allow_unused=True)
     return grad is not None and bool(grad[:, 1:].any())
 
 

@@ -161,7 +161,9 @@ class ScoreConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         None, ge=1, description="Most queries per backward pass; default: 64, fewer where they are long."
     )
     train_batch: Annotated[int | None, Parameter(group=INFLUENCE)] = Field(
-        None, ge=1, description="Most training rows that meet the queries at a time; default: by length."
+        None,
+        ge=1,
+        description="Most training rows that meet the queries at a time; default: 512, fewer where they are long.",
     )
     query_rank: Annotated[int | None, Parameter(group=INFLUENCE)] = Field(
         None,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from budwood.config.influence import ScoreConfig
 from budwood.data.batch import IGNORE
 from budwood.data.task import Row, Task
-from budwood.errors import ConfigError, DataError
+from budwood.errors import ConfigError, DataError, StoreError
 from budwood.linalg.ranking import spearman_by_row
 from budwood.methods.influence import asked, by_token, factors, pairs
 from budwood.methods.influence import score as method
@@ -229,6 +229,25 @@ def test_queries_too_large_to_be_held_lie_in_a_file_and_score_alike(
     read = run("influence score", model, task, {**wish, "out": tmp_path / "read"})
     assert opened and not opened[0].exists()
     assert np.array_equal(Scores.open(held.run).whole(), Scores.open(read.run).whole())
+
+
+def test_blocks_of_another_layout_have_another_file_and_one_cut_short_is_refused(tmp_path: Path) -> None:
+    _, shop = toy("bert", rows=4)
+    made = fit(shop, tmp_path)
+    names = set()
+    for way in ("turn", "back"):
+        ready = precondition(made, [Setting("ekfac", "0.1mean")], Work(2, 4, 8.0), way)
+        cfg = SimpleNamespace(aggregate=())
+        names.add(asked.Asked(shop, ready, shop.train, cfg, {"place": ""}).file.name)  # type: ignore[arg-type]
+    assert len(names) == 2
+    disk = OnDisk.at(tmp_path / "b.bin", ready, 2, shop.like)
+    query_blocks(shop, ready, shop.train, np.arange(2), measurement(shop.read.objective, "margin"), disk.put)
+    *_, (name, part) = disk.places
+    disk.rows(name, part, 0, 1)
+    with disk.path.open("r+b") as f:
+        f.truncate(disk.path.stat().st_size - 8)
+    with pytest.raises(StoreError, match=r"b\.bin is cut short"):
+        disk.rows(name, part, 0, disk.places[name, part][1])
 
 
 def test_no_tile_outgrows_its_size() -> None:

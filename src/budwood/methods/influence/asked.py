@@ -34,7 +34,7 @@ from budwood.methods.influence.queries import encoded, query_rows
 from budwood.methods.influence.thin import WAY, Thin, thin_numbers
 from budwood.methods.influence.workshop import TOKENS, Shop, memory_budget, open_shop
 from budwood.params.select import layer_of
-from budwood.store.files import canonical, file_digest
+from budwood.store.files import canonical, digest, file_digest
 
 HERE = "budwood.methods.influence.asked"
 SPARE = 1.2  # memory asked for, times what blocks take
@@ -96,10 +96,12 @@ class Asked:
         size = self.cfg.shard_rows
         return [self.order[i : i + size] for i in range(0, len(self.order), size)]
 
-    @property
+    @cached_property
     def file(self) -> Path:
-        """Where blocks lie that do not fit into memory."""
-        return Path(self.given["place"]) / "parts" / "queries.bin"
+        """Where blocks lie that do not fit into memory; a file of other blocks has another name."""
+        places = OnDisk.at(Path(), self.ready, self.rows, self.shop.like).places
+        layout = digest([[*key, *place] for key, place in places.items()])
+        return Path(self.given["place"]) / "parts" / f"queries-{layout[:12]}.bin"
 
     @cached_property
     def blocks(self) -> Blocks:

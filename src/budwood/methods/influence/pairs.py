@@ -78,7 +78,7 @@ class OnDisk:
     path: Path
     queries: int
     like: Tensor
-    places: Mapping[tuple[str, str], tuple[int, int, int]]  # first byte, outputs, columns
+    places: Mapping[tuple[str, str], tuple[int, int, int]]  # of a map's part: first byte, outputs, columns
 
     @classmethod
     def at(cls, path: Path, ready: Preconditioner, queries: int, like: Tensor) -> OnDisk:
@@ -112,15 +112,19 @@ class OnDisk:
         with self.path.open("rb", buffering=0) as f:
             for q, own in zip(wanted, found.numpy()):
                 f.seek(start + (q * out + first) * width)
-                if f.readinto(memoryview(own).cast("B")) != size[1] * self.like.element_size():
-                    raise StoreError(f"{self.path} is cut short. Run the command again to make it anew.")
+                room_bytes = memoryview(own).cast("B")
+                while room_bytes:  # one call may bring less than all of it
+                    if not (count := f.readinto(room_bytes)):
+                        raise StoreError(f"{self.path} is cut short. Delete it, and run the command again.")
+                    room_bytes = room_bytes[count:]
         return found
 
 
 def whole(blocks: Blocks, m: Map, block: str, queries: slice = EVERY) -> Tensor:
     """[Q, O, I] of a block, its parts put together."""
-    parts = [(p, blocks.rows(m.name, p.name, 0, m.out, queries)) for p in parts_of(m, block)]
-    return torch.cat([x.view(len(x), m.out, p.wide) for p, x in parts], 2)
+    found = [blocks.rows(m.name, p.name, 0, m.out, queries) for p in parts_of(m, block)]
+    each = [x.view(len(x), m.out, -1) for x in found]
+    return each[0] if len(each) == 1 else torch.cat(each, 2)
 
 
 Add = Callable[[int, Map, np.ndarray, Tensor], None]
@@ -199,11 +203,11 @@ class Meeting:
             mine = [p for p in passed if m.name in p.sides]
             terms = self.ready.terms[m.name]
             for turned in (False, True):
-                some = sorted((t for t in terms if t.turned == turned), key=lambda t: t.block)
-                if some and mine:
+                alike = sorted((t for t in terms if t.turned == turned), key=lambda t: t.block)
+                if alike and mine:
                     pairs = [p.turner(m, *p.sides[m.name]) if turned else p.sides[m.name] for p in mine]
                     rows = np.concatenate([p.rows for p in mine])
-                    for term, score_BQ in zip(some, self._meet(m, some, pairs)):
+                    for term, score_BQ in zip(alike, self._meet(m, alike, pairs)):
                         self.add(term.setting, m, rows, score_BQ)
             for p in mine:
                 del p.sides[m.name]
@@ -271,7 +275,7 @@ class Meeting:
 
     def _read(self, m: Map, cut: _Cut, block: str, some: slice, room: Tensor | None = None) -> Tensor:
         """Some outputs of a block for some queries, in `room` or where they are; what was read last is still there."""
-        name = parts_of(m, block)[cut.part.bias].name
+        name = next(p.name for p in parts_of(m, block) if p.bias == cut.part.bias)
         key = (name, cut.at.start, some.start)
         if self._last is None or self._last[0] != key:
             place = self._room("read", (some.stop - some.start) * cut.size) if room is None else room

@@ -27,7 +27,7 @@ from budwood.methods.influence.moments import Basis, Turner, with_one
 from budwood.methods.influence.workshop import Shop, sweep
 from budwood.models.objective import Objective
 
-RAW, TURNED, BIAS = "raw", "turned", ".bias"
+RAW, TURNED = "raw", "turned"
 IN_EIGENBASIS = ("kfac", "ekfac")
 GRADIENTS = 1 << 24  # most numbers of one map's query gradients at a time
 
@@ -48,16 +48,12 @@ class Part:
 
     name: str
     columns: slice
+    bias: bool = False
 
     @property
     def wide(self) -> int:
         """How many columns they are."""
         return int(self.columns.stop - self.columns.start)
-
-    @property
-    def bias(self) -> bool:
-        """Whether it is the bias by itself."""
-        return self.name.endswith(BIAS)
 
 
 def parts_of(m: Map, block: str) -> tuple[Part, ...]:
@@ -72,7 +68,7 @@ def parts_of(m: Map, block: str) -> tuple[Part, ...]:
     """
     if block == TURNED or m.columns == m.into:
         return (Part(block, slice(0, m.columns)),)
-    return Part(block, slice(0, m.into)), Part(f"{block}{BIAS}", slice(m.into, m.columns))
+    return Part(block, slice(0, m.into)), Part(f"{block}.bias", slice(m.into, m.columns), bias=True)
 
 
 @dataclass(frozen=True)

@@ -233,8 +233,8 @@ def sweep(
             with spared(model, first), linear_io(model, shop.parameters, layout_of(batch, targets)) as io:
                 logits_MC = objective.logits(model, batch)
                 fine_B = torch.isfinite(objective.loss(logits_MC.detach(), targets)).cpu().numpy()
-                if fine_B.all() and first and reads_more(io, first, logits_MC.sum()):
-                    first = ()
+                if first and (not fine_B.all() or reads_more(io, first, logits_MC)):
+                    first, logits_MC = (), None
                     continue
                 if fine_B.all():
                     asked = ask(batch)
