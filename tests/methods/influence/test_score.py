@@ -279,10 +279,14 @@ def test_memory_is_asked_of_sums_too_and_free_memory_is_shared_by_workers(tuned:
         for workers in (1, 4):
             cfg = SimpleNamespace(max_memory=most, workers=workers, per_token=False, shard_rows=4)
             here = SimpleNamespace(
-                cfg=cfg, shop=shop, ready=SimpleNamespace(settings=()), rows=1, groups=(), summed=False
+                cfg=cfg, shop=shop, ready=SimpleNamespace(settings=(), numbers=0), rows=1, groups=(), summed=False
             )
             left[most, workers] = asked.room(here)  # type: ignore[arg-type]
     assert left["1GB", 1] == left["1GB", 4]  # no batch depends on how many work
+    here.ready.numbers = 1 << 31  # more to read, more rows wait for it, within their part of --max-memory
+    assert asked.held_bytes(here) == 10**9 // 8 and asked.room(here) == left["1GB", 4]  # type: ignore[arg-type]
+    here.cfg.max_memory = None
+    assert asked.held_bytes(here) == pairs.MOST_HELD == 2 * pairs.HELD  # type: ignore[arg-type]
     assert left[None, 4] < left[None, 1] / 3
 
 

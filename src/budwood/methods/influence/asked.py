@@ -20,7 +20,7 @@ from budwood.engine.local import run_jobs
 from budwood.errors import ConfigError
 from budwood.methods.influence.factors import Factors, settings_of
 from budwood.methods.influence.memory import BASE
-from budwood.methods.influence.pairs import HELD, MET, QUERY_TILE, TILE, Blocks, OnDisk, Resident
+from budwood.methods.influence.pairs import MET, QUERY_TILE, TILE, Blocks, OnDisk, Resident, held_for
 from budwood.methods.influence.precondition import (
     Preconditioner,
     Work,
@@ -180,9 +180,10 @@ def query_file(arguments: dict[str, Any], part: Path) -> None:
     asked.fill(OnDisk.at(part, asked.ready, asked.rows, asked.shop.like))
 
 
-def held_bytes(wish: str | None) -> int:
+def held_bytes(asked: Asked) -> int:
     """Bytes of training rows that wait for the queries: the usual, or a part of --max-memory."""
-    return HELD if wish is None else min(HELD, memory_budget(wish) // 8)
+    usual, wish = held_for(asked.ready, asked.rows), asked.cfg.max_memory
+    return usual if wish is None else min(usual, memory_budget(wish) // 8)
 
 
 def room(asked: Asked) -> int:
@@ -194,7 +195,7 @@ def room(asked: Asked) -> int:
     fixed += size * (3 * TILE + 3 * min(QUERY_TILE, asked.rows * sum(m.out * m.columns for m in shop.maps)))
     sides = sum(m.out + (m.columns if m.source == m.name else 0) for m in shop.maps)
     fixed += 3 * size * sides * max(TOKENS, int(shop.train.lengths_N.max()))  # activations of a batch and its sides
-    fixed += held_bytes(cfg.max_memory)  # and of those that wait
+    fixed += held_bytes(asked)  # and of those that wait
     fixed += 3 * settings * asked.rows * size * min(MET, len(shop.train))  # scores of a product, put together
     fixed += settings * asked.rows * 8 * len(asked.groups) * min(cfg.shard_rows, len(shop.train))  # and of a shard
     if cfg.per_token:

@@ -180,7 +180,7 @@ def second_moments(
     turned = [m for m in shop.maps if bases is not None and not m.diagonal]
     plain = [m for m in shop.maps if diagonal or m.diagonal]
     out = {
-        f"{k}/{m.name}": like.new_zeros(m.out, m.columns)
+        f"{k}/{m.name}": aligned(like, m.out, m.columns).zero_()
         for k, ms in (("ekfac", turned), ("diagonal", plain))
         for m in ms
     }
@@ -195,11 +195,16 @@ def second_moments(
                 basis = bases[m.name]
                 square_sum_(out[f"ekfac/{m.name}"], g_BTO, with_one(a_BTI, m), (basis.q_OO, basis.q_II))
         if diagonal or m.diagonal:
-            square_sum_(out[f"diagonal/{m.name}"], g_BTO, with_one(a_BTI, m))
+            total_OI = out[f"diagonal/{m.name}"]
+            square_sum_(total_OI[:, : m.into], g_BTO, a_BTI)
+            if m.columns > m.into:  # the bias: rows of weights alone are the faster ones
+                total_OI[:, -1] += g_BTO.sum(1).square().sum(0)
 
     for index in shop.batches(shop.train, order, tokens=tokens_within(shop, of_fit(shop))):
         sweep(shop, shop.train, index, lambda batch: _ask(shop, batch), use)
         turner.forget()
+    for key, value in out.items():
+        out[key] = value.contiguous()
     return out
 
 

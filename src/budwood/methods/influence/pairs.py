@@ -21,7 +21,7 @@ from budwood.data.batch import Features
 from budwood.errors import StoreError
 from budwood.linalg.kron import outer_
 from budwood.methods.influence.moments import Turner
-from budwood.methods.influence.precondition import Part, Preconditioner, Term, ask_loss, parts_of
+from budwood.methods.influence.precondition import Part, Preconditioner, Term, ask_loss, bytes_needed, parts_of
 from budwood.methods.influence.workshop import ROWS, Shop, sweep
 
 TILE = 1 << 24  # numbers of gradients made at a time: more would take memory and save nothing
@@ -29,7 +29,7 @@ MET = 512  # most training rows per product: every block is read, and weighed, o
 # Numbers of query blocks that one product takes, and that are read at a time where they lie on disk. Not by the memory
 # that is free: sums cut at other places have other last bits.
 QUERY_TILE = 1 << 24
-HELD = 1 << 30  # bytes of both sides of training rows that wait for a product: every block is read once for all of them
+HELD, MOST_HELD = 1 << 30, 1 << 31  # bytes of both sides of training rows that wait for a product: see `held_for`
 EVERY = slice(None)
 
 
@@ -168,7 +168,7 @@ class Meeting:
     """Training rows meeting all queries: `add(setting, map, rows, score_BQ)` gets every map's part.
 
     With `half`, products are in bfloat16; queries at `exact` have a further column each, in full precision. Rows
-    wait for each other until they take `held` bytes.
+    wait for each other until they take `held` bytes (None: what `held_for` says).
     """
 
     shop: Shop
@@ -178,7 +178,7 @@ class Meeting:
     add: Add
     half: bool = False
     exact: Sequence[int] = ()
-    held: int = HELD
+    held: int | None = None
     _rooms: dict[str, Tensor] = field(default_factory=dict)
     _last: tuple[tuple[str, int, int], Tensor] | None = None  # what was read last
 
@@ -187,8 +187,9 @@ class Meeting:
         if not self.queries:
             return
         waiting: list[_Passed] = []
+        held = held_for(self.ready, self.queries) if self.held is None else self.held
         for index in self.shop.batches(features, order, most=min(most, ROWS)):
-            if sum(len(p.rows) for p in waiting) + len(index) > most or sum(p.bytes for p in waiting) >= self.held:
+            if sum(len(p.rows) for p in waiting) + len(index) > most or sum(p.bytes for p in waiting) >= held:
                 self._meet_all(waiting)
                 waiting.clear()
             sides: dict[str, tuple[Tensor, Tensor]] = {}
@@ -301,6 +302,13 @@ class Meeting:
         if name not in self._rooms or len(self._rooms[name]) < size:
             self._rooms[name] = self.shop.like.new_empty(size)
         return self._rooms[name][:size]
+
+
+def held_for(ready: Preconditioner, queries: int) -> int:
+    """Bytes of training rows that wait for the queries: every product reads all blocks, so that the more there is to
+    read, the more rows wait.
+    """
+    return min(MOST_HELD, max(HELD, bytes_needed(ready, queries) // 4))
 
 
 def tile(m: Map, count: int, queries: int) -> tuple[int, int]:

@@ -114,7 +114,7 @@ def meet(asked: Asked, order: np.ndarray) -> np.ndarray:
         for group in ("", *groups_of(m, asked.cfg)):
             total[setting, groups[group]][:, at] += value_QB
 
-    held = held_bytes(asked.cfg.max_memory)
+    held = held_bytes(asked)
     meeting = Meeting(asked.shop, asked.ready, asked.blocks, asked.rows, add, asked.half, asked.exact, held)
     meeting(asked.shop.train, order, asked.cfg.train_batch or MET)
     return total if asked.shop.like.dtype == torch.float64 else total.astype(np.float32)
