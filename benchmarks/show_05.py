@@ -153,6 +153,7 @@ def speed() -> None:
     faster("6 x 384, RTE rows, kronfluence with dynamic padding", own, dynamic, 2.7)
     at_most("four strategies against EKFAC alone, RTE lengths", four["cpu_seconds"] / own["cpu_seconds"], 1.35)
     phases(own)
+    phases(four)
 
 
 def shapes() -> None:
@@ -177,6 +178,7 @@ def shapes() -> None:
     auto = f" (--damping auto adds {short['cpu'].get('damping', 0) / short['floor']:.2f})"
     at_most(f"multiple of a plain pass, SST-2, {short['rows']} rows", short["times_floor"], 8, auto)
     phases(short)
+    phases(short_four)
 
 
 def phases(found: dict[str, Any]) -> None:
