@@ -34,8 +34,10 @@ from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, readi
 from budwood.models.reference import ModelRef, resolve, stamp
 from budwood.params.select import matching
 from budwood.store.files import canonical, read_json, write_json
+from budwood.store.memory import keep_freed
 from budwood.train.plan import device_for
 
+KEPT = 1 << 30  # bytes of freed memory that batches take again, at most
 TOKENS = 1024  # padded tokens per batch: what they take on their way through a layer stays in cache
 ROWS = 256  # most rows per batch
 RUNS = Path("runs")
@@ -150,6 +152,7 @@ def _refuse_quad(ref: ModelRef, task: Task, mode: str) -> None:
 
 def shop_of(read: Reading, train: Features, cfg: FitConfig) -> Shop:
     """A shop around a loaded model; the maps that count are found by a pass of a few rows."""
+    keep_freed(min(KEPT, memory_budget(cfg.max_memory) // 8))
     few = read.feed(train)(np.arange(min(3, len(train))), 0)
     coverage = cover(read.loaded.model, read.objective, few)
     maps, left = maps_of(read.loaded.model, read.objective, take(few, [0] * 2), coverage, also=cfg.diagonal_for)
