@@ -286,7 +286,7 @@ def test_memory_is_asked_of_sums_too_and_free_memory_is_shared_by_workers(tuned:
     here.ready.numbers = 1 << 31  # more to read, more rows wait for it, within their part of --max-memory
     assert asked.held_bytes(here) == 10**9 // 8 and asked.room(here) == left["1GB", 4]  # type: ignore[arg-type]
     here.cfg.max_memory = None
-    assert asked.held_bytes(here) == pairs.MOST_HELD == 2 * pairs.HELD  # type: ignore[arg-type]
+    assert asked.held_bytes(here) == pairs.MOST_HELD > pairs.HELD  # type: ignore[arg-type]
     assert left[None, 4] < left[None, 1] / 3
 
 
