@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from budwood.capture.spare import read_first, spared
+from budwood.capture.spare import FILL, read_first, spared
 from budwood.capture.stream import Map, Sides
 from budwood.config.influence import FitConfig
 from budwood.data.batch import Features
@@ -19,8 +19,10 @@ from budwood.methods.influence.moments import covariances
 from budwood.methods.influence.precondition import ask_loss
 from budwood.methods.influence.workshop import shop_of, sweep
 from budwood.models.objective import Head
+from budwood.models.pooled import Pooled
 from budwood.models.reading import RowFeed
-from tests.cases import ENCODERS, FAMILIES
+from tests.cases import ENCODERS, FAMILIES, case
+from tests.methods.influence.test_core import Attention
 from tests.methods.influence.toys import reading_of, toy
 
 LAST = ("attention.self.query", "attention.output.dense", "intermediate.dense", "output.dense")
@@ -50,14 +52,33 @@ def test_gradients_are_those_of_the_whole_pass(family: str) -> None:
         assert torch.allclose(found[0][name], grad, rtol=1e-9, atol=1e-12), name
 
 
-def test_a_batch_that_reads_the_first_token_passes_once_and_other_objectives_are_left_alone() -> None:
+def test_a_batch_that_reads_the_first_token_passes_once() -> None:
     _, shop = toy("bert")
     passes: list[int] = []
     handle = shop.model.register_forward_hook(lambda *_: passes.append(1))
     sweep(shop, shop.train, np.arange(len(shop.train)), ask_loss, lambda i, m, s: None)
     handle.remove()
     assert shop.first and len(passes) == 1
-    assert toy("bert", "tokens")[1].first == ()
+
+
+def test_other_objectives_are_left_alone_even_where_these_rows_read_their_first_token() -> None:
+    feed = RowFeed(features_of([3, 4, 1], [5, 2]), 0)
+    batches = [feed(np.array([n])) for n in range(2)]
+    assert read_first(Reader(), Head(), batches, ["dense.weight"]) == ("dense.weight",)
+    assert read_first(Reader(), Head(name="elsewhere"), batches, ["dense.weight"]) == ()
+
+
+def test_our_own_head_on_the_first_token_spares_as_well() -> None:
+    c = case("bert", "head", rows=6)
+    for pool, spares in (("cls", True), ("mean", False), ("last", False)):
+        model = Pooled(c.model.bert, pool, ("a", "b", "c"), None).double()  # type: ignore[arg-type]
+        read = reading_of(model, c.objective, ("a", "b", "c"))
+        assert bool(shop_of(read, c.features, FitConfig(task="toy", fisher="empirical")).first) == spares, pool
+
+
+def test_a_layer_that_attention_applies_without_calling_it_is_not_spared() -> None:
+    feed = RowFeed(features_of([3, 4, 1], [5, 2]), 0)
+    assert read_first(Attention(), Head(), [feed(np.array([0]))], ["attend.out_proj.weight"]) == ()
 
 
 @pytest.mark.parametrize("fisher", ["exact", "empirical"])
@@ -88,9 +109,12 @@ class Reader(nn.Module):
             x = x[:, :1] + x[:, 1:].detach().mean(1, keepdim=True)
         if self.way == "bursts":  # and large ones would, which these rows have none of
             x = x[:, :1] + (x[:, 1:].detach() - 100).relu().mean(1, keepdim=True)
-        if self.way == "divides":  # zeros in their place have no finite gradient
-            x = x / x.norm(dim=-1, keepdim=True)
-        at_B = (input_ids == MARK).long().argmax(1) if self.way == "marks" else torch.zeros(len(x), dtype=torch.long)
+        if self.way == "divides":  # what stands in their place has no finite gradient
+            x = x / (x - FILL).norm(dim=-1, keepdim=True)
+        if self.way == "bends":  # zeros in their place would have no gradient at all
+            x = x.relu()
+        marks = self.way in ("marks", "bends")
+        at_B = (input_ids == MARK).long().argmax(1) if marks else torch.zeros(len(x), dtype=torch.long)
         return SimpleNamespace(logits=self.classifier(x[torch.arange(len(x)), at_B]))
 
 
@@ -99,11 +123,11 @@ def features_of(*rows: list[int]) -> Features:
     return Features.from_lists(ids, {"input_ids": rows}, {"label": [n % 2 for n in range(len(rows))]})
 
 
-WAYS = {"plain": True, "marks": True, "peeks": False, "bursts": False, "divides": False}
+WAYS = {"plain": True, "marks": True, "bends": True, "peeks": False, "bursts": False, "divides": False}
 
 
 @pytest.mark.parametrize("way,spares", WAYS.items())
-def test_what_counts_without_a_gradient_or_cannot_be_zero_is_not_spared(way: str, spares: bool) -> None:
+def test_what_counts_without_a_gradient_or_cannot_be_filled_is_not_spared(way: str, spares: bool) -> None:
     feed = RowFeed(features_of([3, 4, 1], [5, 2], [7]), 0)
     batches = [feed(np.array([n])) for n in range(3)]
     weights = ["dense.weight", "classifier.weight"]
@@ -111,9 +135,10 @@ def test_what_counts_without_a_gradient_or_cannot_be_zero_is_not_spared(way: str
     assert read_first(Reader(way), Head(), batches[2:], weights) == ()  # one position tells nothing
 
 
-def test_rows_that_read_another_position_are_passed_whole() -> None:
+@pytest.mark.parametrize("way", ["marks", "bends"])
+def test_rows_that_read_another_position_are_passed_whole(way: str) -> None:
     rows = [[3, 4, 1], [5, 2], [5, MARK, 2], [1, 2, MARK]]
-    model = Reader("marks").double()
+    model = Reader(way).double()
     model.classifier.weight.data[1] = -model.classifier.weight[0]  # the sum of both logits tells nothing
     shop = shop_of(reading_of(model, Head(), ("a", "b")), features_of(*rows), FitConfig(task="toy", fisher="empirical"))
     shop = replace(shop, first=("dense.weight",))
@@ -135,6 +160,6 @@ def test_a_model_is_itself_again_after_an_error() -> None:
     ids = torch.tensor([[1, 2, 3]])
     want = model.dense(model.words(ids))
     with pytest.raises(RuntimeError), spared(model, ["dense.weight"]):
-        assert not model.dense(model.words(ids))[:, 1:].any()
+        assert (model.dense(model.words(ids))[:, 1:] == FILL).all()
         raise RuntimeError
     assert torch.equal(model.dense(model.words(ids)), want) and "forward" not in vars(model.dense)

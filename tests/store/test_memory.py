@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from budwood.store import memory
+from budwood.store.memory import keep_freed
 
 FAULTS = """
 import resource
@@ -40,3 +45,12 @@ def faults(keep: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc's allocator")
 def test_memory_that_is_freed_is_taken_again() -> None:
     assert faults("assert keep_freed(1 << 30)") < faults("") / 10
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems' allocators are left alone")
+def test_no_more_is_kept_than_asked_for_and_no_less_than_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    allocator = SimpleNamespace(mallopt=lambda *pair: told.append(pair) or 1)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: allocator)
+    assert keep_freed(1 << 28) and keep_freed(0)
+    assert [size for which, size in told if which == memory.TRIM_THRESHOLD] == [1 << 28, 64 << 20]

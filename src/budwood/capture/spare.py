@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from budwood.capture.stream import Sides, stream
 from budwood.capture.uses import LinearIO, kind_of, layout_of, linear_io
 from budwood.data.batch import Batch
 from budwood.models.mode import in_mode
 from budwood.models.objective import Objective
 from budwood.params.tree import named
 
+FILL = 1.0  # what stands at other positions: at 0 a ReLU has no slope, and what is read there could not be told
 CLOSE = 1e-4  # logits and gradients that differ by less, as a share of the largest, are the same but for rounding
 READS_ONE = ("head",)  # objectives that read a row at one place; others read where a row says
 
@@ -31,7 +33,7 @@ def read_first(
     """Those of `weights` whose linear layers are read at the first position alone, as seen on some batches.
 
     A gradient that is zero everywhere else names them. Then all else of theirs is made NaN, and logits without NaN show
-    that it has no part in them; with zeros in its place logits and gradients stay as they were.
+    that it has no part in them; with a number in its place logits and gradients stay as they were.
     """
     if objective.name not in READS_ONE:
         return ()
@@ -41,15 +43,15 @@ def read_first(
         if times == 1:
             continue  # tells nothing
         seen = True
-        logits_MC, grads = _passed(model, objective, batch, found)
-        found = [n for n in found if n in grads and _first_alone_lives(grads[n], times)]
+        logits_MC, grads = _passed(model, objective, batch, found, times)
+        found = [n for n in found if n in grads]
         if not found:
             return ()
         with spared(model, found, fill=torch.nan):
-            if _passed(model, objective, batch, found)[0].isnan().any():
+            if _passed(model, objective, batch, found, times)[0].isnan().any():
                 return ()
         with spared(model, found):
-            again_MC, others = _passed(model, objective, batch, found)
+            again_MC, others = _passed(model, objective, batch, found, times)
         pairs = [(again_MC, logits_MC), *((others.get(n, grads[n] + torch.nan), grads[n]) for n in found)]
         if not all(torch.allclose(x, y, rtol=0, atol=CLOSE * float(y.abs().max())) for x, y in pairs):
             return ()
@@ -57,15 +59,22 @@ def read_first(
 
 
 def _passed(
-    model: nn.Module, objective: Objective, batch: Batch, weights: list[str]
+    model: nn.Module, objective: Objective, batch: Batch, weights: list[str], times: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(logits, output gradients of layers that are used once) of a pass as influence makes it, hooks and all."""
+    """(logits, output gradients that live at the first of `times` positions alone) of a pass as influence makes it,
+    hooks and all. Other gradients are let go as they come.
+    """
     targets = objective.targets(batch)
+    found: dict[str, Tensor] = {}
+
+    def take(weight: str, sides: Sides) -> None:
+        if _first_alone_lives(sides.g_BTO, times):
+            found[weight] = sides.g_BTO
+
     with in_mode(model, training=False), linear_io(model, weights, layout_of(batch, targets)) as io:
         logits_MC = objective.logits(model, batch)
-        io.backward(objective.loss(logits_MC, targets).sum())
-        uses = {n: io.uses(n) for n in weights}
-    return logits_MC.detach(), {n: u[0].g_BTO for n, u in uses.items() if len(u) == 1}
+        stream(io, objective.loss(logits_MC, targets).sum(), take)
+    return logits_MC.detach(), found
 
 
 def _first_alone_lives(g_BTO: Tensor, times: int) -> bool:
@@ -84,14 +93,14 @@ def reads_more(io: LinearIO, weights: Collection[str], logits_MC: Tensor) -> boo
 
 
 @contextlib.contextmanager
-def spared(model: nn.Module, weights: Collection[str], fill: float = 0.0) -> Iterator[None]:
+def spared(model: nn.Module, weights: Collection[str], fill: float = FILL) -> Iterator[None]:
     """Inside the block the linear layers of these weights work on the first position and put `fill` at all others.
 
     >>> layer = nn.Linear(2, 2)
     >>> with spared(layer, ["weight"]):
     ...     layer(torch.ones(1, 3, 2))[0, 1:]
-    tensor([[0., 0.],
-            [0., 0.]], grad_fn=<SliceBackward0>)
+    tensor([[1., 1.],
+            [1., 1.]], grad_fn=<SliceBackward0>)
     """
     owners = _owners(model, weights)
     try:
@@ -113,12 +122,15 @@ def _first_alone(module: Any, fill: float) -> Any:
 
 
 def _owners(model: nn.Module, weights: Collection[str]) -> Mapping[str, Any]:
-    """The linear layer of each weight, where it is one layer's own and nothing took the place of its forward pass."""
+    """The linear layer of each weight, where it is one layer's own called by itself, and nothing took the place of its
+    forward pass.
+    """
     if not weights:
         return {}
     wanted = set(weights)
     names = {id(p): n for n, p in named(model).items() if n in wanted}
     found: dict[str, list[Any]] = {}
+    uncalled = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and id(weight) in names:
@@ -126,5 +138,5 @@ def _owners(model: nn.Module, weights: Collection[str]) -> Mapping[str, Any]:
     return {
         n: ms[0]
         for n, ms in found.items()
-        if len(ms) == 1 and kind_of(ms[0]) == "linear" and "forward" not in vars(ms[0])
+        if len(ms) == 1 and kind_of(ms[0]) == "linear" and "forward" not in vars(ms[0]) and id(ms[0]) not in uncalled
     }

@@ -65,25 +65,24 @@ class Pooled(nn.Module):
         hidden_BTD = run(self.backbone, {"input_ids": input_ids, **{k: v for k, v in given.items() if v is not None}})[
             0
         ]
-        weight_BT = self._weights(input_ids, attention_mask).to(hidden_BTD.dtype)
-        pooled_BD = torch.einsum("bt,btd->bd", weight_BT, hidden_BTD)
-        return Logits(self.head(self.dropout(pooled_BD)))
-
-    def _weights(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """weight_BT of every token in the pooled state; rows sum to one."""
         real_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if self.pool == "mean":
-            return real_BT / real_BT.sum(1, keepdim=True)
+            weight_BT = (real_BT / real_BT.sum(1, keepdim=True)).to(hidden_BTD.dtype)
+            pooled_BD = torch.einsum("bt,btd->bd", weight_BT, hidden_BTD)
+        else:  # read, not multiplied by zeros elsewhere: whoever looks which positions count sees this one alone
+            pooled_BD = hidden_BTD[torch.arange(len(input_ids), device=input_ids.device), self._at(input_ids, real_BT)]
+        return Logits(self.head(self.dropout(pooled_BD)))
+
+    def _at(self, input_ids: Tensor, real_BT: Tensor) -> Tensor:
+        """at_B: the token of every row whose state is read."""
         if self.pool == "mask":
             is_mask_BT = input_ids == self.mask_id
             if not bool(is_mask_BT.any(1).all()):
                 raise ModelError(
                     "--pool mask reads the state at the mask token, and a row has none. Give a --template with {mask}."
                 )
-            at_B = is_mask_BT.int().argmax(1)
-        else:
-            at_B = real_BT.sum(1) - 1 if self.pool == "last" else torch.zeros_like(input_ids[:, 0])
-        return nn.functional.one_hot(at_B, input_ids.shape[1])
+            return is_mask_BT.int().argmax(1)
+        return real_BT.sum(1) - 1 if self.pool == "last" else torch.zeros_like(input_ids[:, 0])
 
 
 def write_pooled(model: Pooled, directory: Path) -> None:

@@ -29,12 +29,14 @@ def peak_mb() -> float:
 
 
 def keep_freed(most: int) -> bool:
-    """Let the allocator keep up to `most` bytes of what is freed, so that one batch takes the memory of the one before.
+    """Let the allocator keep up to `most` bytes of what is freed last, so that one batch takes the memory of the one
+    before; never less than it would keep by itself. It holds for the whole process.
 
     Giving it back to the system and asking for it anew took a twelfth of the time of covariances. True where the
     allocator is glibc's and was told so.
     """
     if not sys.platform.startswith("linux"):
         return False
+    limits = (TRIM_THRESHOLD, max(most, 2 * OWN_MAPPING)), (MMAP_THRESHOLD, OWN_MAPPING)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(*x) for x in ((TRIM_THRESHOLD, most), (MMAP_THRESHOLD, OWN_MAPPING)))
+    return mallopt is not None and all(mallopt(*x) for x in limits)

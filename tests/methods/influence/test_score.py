@@ -244,6 +244,9 @@ def test_blocks_of_another_layout_have_another_file_and_one_cut_short_is_refused
     query_blocks(shop, ready, shop.train, np.arange(2), measurement(shop.read.objective, "margin"), disk.put)
     *_, (name, part) = disk.places
     disk.rows(name, part, 0, 1)
+    few = OnDisk.at(tmp_path / "few.bin", ready, 2, shop.like)  # a map without a gradient is put nowhere, and is 0
+    few.put(*next(iter(few.places)), np.arange(1), disk.rows(*next(iter(few.places)), 0, 1)[:1, None])
+    assert not few.rows(name, part, 0, few.places[name, part][1]).any()
     with disk.path.open("r+b") as f:
         f.truncate(disk.path.stat().st_size - 8)
     with pytest.raises(StoreError, match=r"b\.bin is cut short"):
@@ -277,7 +280,7 @@ def test_memory_is_asked_of_sums_too_and_free_memory_is_shared_by_workers(tuned:
     left = {}
     for most in (None, "1GB"):
         for workers in (1, 4):
-            cfg = SimpleNamespace(max_memory=most, workers=workers, per_token=False, shard_rows=4)
+            cfg = SimpleNamespace(max_memory=most, workers=workers, per_token=False, shard_rows=4, train_batch=None)
             here = SimpleNamespace(
                 cfg=cfg, shop=shop, ready=SimpleNamespace(settings=(), numbers=0), rows=1, groups=(), summed=False
             )

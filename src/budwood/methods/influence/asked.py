@@ -192,11 +192,13 @@ def room(asked: Asked) -> int:
     settings = len(asked.ready.settings)
     fixed = BASE + 3 * size * sum(p.numel() for p in shop.model.parameters())
     # gradients of rows, made and weighed; queries, read and weighed; both once more in bfloat16
-    fixed += size * (3 * TILE + 3 * min(QUERY_TILE, asked.rows * sum(m.out * m.columns for m in shop.maps)))
+    every = settings * asked.rows * sum(m.out * m.columns for m in shop.maps)
+    fixed += size * (3 * TILE + 3 * min(QUERY_TILE, every))
     sides = sum(m.out + (m.columns if m.source == m.name else 0) for m in shop.maps)
     fixed += 3 * size * sides * max(TOKENS, int(shop.train.lengths_N.max()))  # activations of a batch and its sides
     fixed += held_bytes(asked)  # and of those that wait
-    fixed += 3 * settings * asked.rows * size * min(MET, len(shop.train))  # scores of a product, put together
+    met = min(cfg.train_batch or MET, len(shop.train))
+    fixed += 3 * settings * asked.rows * size * met  # scores of a product, put together
     fixed += settings * asked.rows * 8 * len(asked.groups) * min(cfg.shard_rows, len(shop.train))  # and of a shard
     if cfg.per_token:
         fixed += settings * asked.rows * 8 * int((shop.train.lengths_N[asked.pieces[0]] + 1).sum())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from budwood.capture.stream import NORMS, Map, Sides
 from budwood.methods.influence.moments import with_one
-from budwood.methods.influence.pairs import QUERY_TILE, Blocks, whole
+from budwood.methods.influence.pairs import QUERY_TILE, Blocks, joined
 from budwood.methods.influence.precondition import Preconditioner, Term, ask_loss
 from budwood.methods.influence.workshop import Shop, sweep
 
@@ -56,5 +56,5 @@ def _one_by_one(ready: Preconditioner, blocks: Blocks, m: Map, queries: int) -> 
     for term in ready.terms[m.name]:
         for first in range(0, queries, step):
             some = slice(first, min(queries, first + step))
-            for i, block_OI in enumerate(whole(blocks, m, term.block, some)):
+            for i, block_OI in enumerate(joined(blocks, m, term.block, some)):
                 yield term, first + i, block_OI if term.weight_OI is None else block_OI * term.weight_OI

@@ -26,7 +26,7 @@ from budwood.errors import ConfigError
 from budwood.methods.influence.coordinates import ROWS, weights_of
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.memory import of_products, rows_within
-from budwood.methods.influence.pairs import Meeting, OnDisk, whole
+from budwood.methods.influence.pairs import Meeting, OnDisk, joined
 from budwood.methods.influence.precondition import Preconditioner, Work, measurement, precondition, query_blocks
 from budwood.methods.influence.products import EVERY, Metric, Products, assemble, products_of
 from budwood.methods.influence.queries import calibration_rows, calibration_split
@@ -110,7 +110,7 @@ class Calibration:
         """One of them as it meets products."""
         found, blocks = {}, self.blocks(file)
         for m in self.shop.maps:
-            (grad_OI,) = whole(blocks, m, self.ready.blocks(m.name)[0], slice(query, query + 1))
+            (grad_OI,) = joined(blocks, m, self.ready.blocks(m.name)[0], slice(query, query + 1))
             found[m.name] = self.metric.asked(m.name, grad_OI)
         return found
 

@@ -91,11 +91,20 @@ class OnDisk:
                 start += queries * m.out * part.wide * like.element_size()
         return cls(path, queries, like, places)
 
+    @property
+    def bytes(self) -> int:
+        """The size of the file."""
+        numbers = sum(out * columns for _, out, columns in self.places.values())
+        return self.queries * numbers * self.like.element_size()
+
     def put(self, name: str, block: str, at: np.ndarray, values_QOI: Tensor) -> None:
         """Take some queries of a block."""
         start, out, columns = self.places[name, block]
         size = out * columns * self.like.element_size()
-        with self.path.open("r+b" if self.path.exists() else "w+b", buffering=0) as f:  # a third of the time of buffers
+        if not self.path.exists():  # all of it at once: blocks that nothing is put into are zeros here too
+            with self.path.open("wb") as f:
+                f.truncate(self.bytes)
+        with self.path.open("r+b", buffering=0) as f:  # a third of the time of buffers
             for q, values_OI in zip(at, values_QOI):
                 f.seek(start + int(q) * size)
                 left = memoryview(values_OI.contiguous().numpy()).cast("B")
@@ -122,7 +131,7 @@ class OnDisk:
         return found
 
 
-def whole(blocks: Blocks, m: Map, block: str, queries: slice = EVERY) -> Tensor:
+def joined(blocks: Blocks, m: Map, block: str, queries: slice = EVERY) -> Tensor:
     """[Q, O, I] of a block, its parts put together."""
     found = [blocks.rows(m.name, p.name, 0, m.out, queries) for p in parts_of(m, block)]
     each = [x.view(len(x), m.out, -1) for x in found]

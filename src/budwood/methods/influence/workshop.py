@@ -152,7 +152,7 @@ def _refuse_quad(ref: ModelRef, task: Task, mode: str) -> None:
 
 def shop_of(read: Reading, train: Features, cfg: FitConfig) -> Shop:
     """A shop around a loaded model; the maps that count are found by a pass of a few rows."""
-    keep_freed(min(KEPT, memory_budget(cfg.max_memory) // 8))
+    keep_freed(KEPT if cfg.max_memory is None else min(KEPT, memory_budget(cfg.max_memory) // 8))
     few = read.feed(train)(np.arange(min(3, len(train))), 0)
     coverage = cover(read.loaded.model, read.objective, few)
     maps, left = maps_of(read.loaded.model, read.objective, take(few, [0] * 2), coverage, also=cfg.diagonal_for)
@@ -175,10 +175,10 @@ def shop_of(read: Reading, train: Features, cfg: FitConfig) -> Shop:
 
 def _read_first(read: Reading, train: Features, maps: Sequence[Map]) -> tuple[str, ...]:
     """Weights whose layers are read at the first position alone, as seen on rows from the shortest to the longest, one
-    by one: that much memory every pass takes.
+    by one.
     """
     by_length, feed = np.argsort(train.lengths_N, kind="stable"), read.feed(train)
-    few = np.unique(by_length[np.linspace(0, len(train) - 1, 4).astype(int)])
+    few = dict.fromkeys(by_length[np.linspace(0, len(train) - 1, 4).astype(int)].tolist())
     batches = (feed(np.array([n]), 0) for n in few)
     return read_first(read.loaded.model, read.objective, batches, [m.weight for m in maps])
 
