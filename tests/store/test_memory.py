@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +41,15 @@ def faults(keep: str) -> int:
     own = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
     command = [sys.executable, "-c", FAULTS.format(keep=keep)]
     return int(subprocess.run(command, env=own, capture_output=True, text=True, check=True).stdout)
+
+
+def test_files_that_the_system_keeps_in_memory_can_be_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal: 900 kB\nMemFree: 100 kB\nMemAvailable: 700 kB\n")
+    monkeypatch.setattr(memory, "MACHINE", told)
+    assert memory.available_bytes() == 700 * 1024
+    told.unlink()
+    assert memory.available_bytes() > 1 << 20  # as systems without that file tell it
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc's allocator")

@@ -1,13 +1,14 @@
-"""Memory of this process: the most it has held, and what it does with what is freed."""
+"""Memory: the most that this process has held, what could be had now, and what becomes of what is freed."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import sys
 from pathlib import Path
 
-STATUS = Path("/proc/self/status")
+STATUS, MACHINE = Path("/proc/self/status"), Path("/proc/meminfo")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of glibc's parameters
 OWN_MAPPING = 1 << 25  # bytes from which memory is always the system's own
 
@@ -26,6 +27,20 @@ def peak_mb() -> float:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024**2 if sys.platform == "darwin" else 1024)
+
+
+def available_bytes() -> int:
+    """Memory that could be had now: what is free, and what the system would give up of files it has read.
+
+    >>> available_bytes() > 0
+    True
+    """
+    if MACHINE.exists():
+        for line in MACHINE.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    free = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(free) * os.sysconf("SC_PAGE_SIZE")
 
 
 def keep_freed(most: int) -> bool:

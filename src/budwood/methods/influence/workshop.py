@@ -34,7 +34,7 @@ from budwood.models.reading import Reading, as_tuned, head_spec, mode_for, readi
 from budwood.models.reference import ModelRef, resolve, stamp
 from budwood.params.select import matching
 from budwood.store.files import canonical, read_json, write_json
-from budwood.store.memory import keep_freed
+from budwood.store.memory import available_bytes, keep_freed
 from budwood.train.plan import device_for
 
 KEPT = 1 << 30  # bytes of freed memory that batches take again, at most
@@ -266,15 +266,13 @@ def leave_out(shop: Shop, ids: list[str]) -> None:
 
 
 def memory_budget(wish: str | None) -> int:
-    """Bytes that may be used: what was given ("2GB"), else half of what is free.
+    """Bytes that may be used: what was given ("2GB"), else half of what can be had now.
 
     >>> memory_budget("1.5GB")
     1500000000
     """
     if wish is None:
-        import os
-
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        return available_bytes() // 2
     value = bytes_of(wish)
     if value is None:
         raise ConfigError(f"--max-memory was given '{wish}'. Give a size such as 800MB or 2GB.")
