@@ -122,7 +122,7 @@ def _first_alone(module: Any, fill: float) -> Any:
 
 
 def _owners(model: nn.Module, weights: Collection[str]) -> Mapping[str, Any]:
-    """The linear layer of each weight, where it is one layer's own called by itself, and nothing took the place of its
+    """The linear layer of each weight, where it is one layer's own, called by itself, and nothing took the place of its
     forward pass.
     """
     if not weights:

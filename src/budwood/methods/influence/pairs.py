@@ -104,7 +104,7 @@ class OnDisk:
         if not self.path.exists():  # all of it at once: blocks that nothing is put into are zeros here too
             with self.path.open("wb") as f:
                 f.truncate(self.bytes)
-        with self.path.open("r+b", buffering=0) as f:  # a third of the time of buffers
+        with self.path.open("r+b", buffering=0) as f:  # a buffer would only copy
             for q, values_OI in zip(at, values_QOI):
                 f.seek(start + int(q) * size)
                 left = memoryview(values_OI.contiguous().numpy()).cast("B")
