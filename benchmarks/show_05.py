@@ -15,7 +15,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -335,13 +334,16 @@ def kills() -> None:
             process = subprocess.Popen(
                 [*command, "--out", str(cut)], cwd=work, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
-            time.sleep(seconds * (0.4 + 0.5 * draw.random()))
-            process.send_signal(signal.SIGKILL)
-            if process.wait() == -signal.SIGKILL:
+            began = time.perf_counter()
+            try:
+                process.wait(seconds * (0.4 + 0.5 * draw.random()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
                 killed += 1
-            else:  # done before it could be killed (the machine was busier when it was timed): again, and earlier
+            else:  # done before it could be killed (the machine was busier when it was timed): again, by this time
                 shutil.rmtree(cut)
-                seconds, killed = 0.6 * seconds, 0
+                seconds, killed = time.perf_counter() - began, 0
         subprocess.run([*command, "--out", str(cut)], cwd=work, capture_output=True, check=True)
         names = sorted(p.name for p in (whole / file).iterdir()) if (whole / file).is_dir() else [""]
         ids = {n for n in names if n == "index.json"}  # names the place of its factors
