@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from budwood.errors import ConfigError
-from budwood.studies.recipe import Wishes, commands, read_recipe
+from budwood.studies.recipe import Wishes, commands, known_recipes, read_recipe
 
 SWEEP = """
 defaults: {model: tiny-bert, task: tiny-sentiment}
@@ -56,3 +56,18 @@ def test_a_bad_matrix_is_named(tmp_path: Path, step: str, told: str) -> None:
     text = f"defaults: {{model: tiny-bert, task: tiny-sentiment}}\nsteps:\n  - {step}\n"
     with pytest.raises(ConfigError, match=told):
         read_recipe(recipe(tmp_path, text))
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("name", known_recipes())
+def test_every_shipped_recipe_can_be_read(name: str, small: bool) -> None:
+    """Verbs, settings and names of earlier steps are checked as a whole."""
+    script = read_recipe(name, Wishes(small=small))
+    assert len(commands(script)) == len(script.steps) > 1 and script.steps[-1].verb
+
+
+def test_influence_glue_trains_traces_and_halves() -> None:
+    script = read_recipe("influence-glue", Wishes(small=True))
+    assert [s.verb for s in script.steps] == ["finetune", "influence score", "influence score", "influence self"]
+    assert {"ekfac", "kfac", "diagonal", "identity"} <= set(str(script.steps[1].settings["strategy"]).split(","))
+    assert script.steps[2].settings["dtype"] == "bf16"

@@ -275,7 +275,7 @@ class QueryConfig(IndexConfig):
         None, description="Its second text, for tasks with pairs."
     )
     asked_label: Annotated[str | None, Parameter(name="--label", group=INFLUENCE)] = Field(
-        None, description="Its label; default: what the model says."
+        None, description="Its label; default: what the model says (tasks of numbers need one)."
     )
     top: Annotated[int, Parameter(group=INFLUENCE)] = Field(5, ge=0, description="Most helpful rows shown.")
     bottom: Annotated[int, Parameter(group=INFLUENCE)] = Field(5, ge=0, description="Most harmful rows shown.")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from budwood.capture.coverage import cover
 from budwood.capture.gradients import Question, per_example_grads
@@ -78,7 +79,10 @@ def test_embeddings_and_norms_have_a_diagonal_on_demand(family: str, way: str, t
         assert close(itself[i], np.diagonal(want[3:])), setting
 
 
-@pytest.mark.parametrize("family,objective", [("bert", "lm"), ("gpt2", "lm"), ("bert", "span"), ("bert", "tokens")])
+@pytest.mark.parametrize(
+    "family,objective",
+    [("bert", "lm"), ("gpt2", "lm"), ("bert", "span"), ("bert", "tokens"), ("bert", "words"), ("gpt2", "words")],
+)
 def test_other_objectives(family: str, objective: str, tmp_path: Path) -> None:
     c, shop = toy(family, objective)
     factors = fit(shop, tmp_path)
@@ -240,6 +244,29 @@ def test_eigenbasis_names_what_is_not_finite() -> None:
     vectors, values = eigenbasis(torch.zeros(3, 3), "flat")
     assert torch.equal(values, torch.zeros(3, dtype=torch.float64)) and vectors.shape == (3, 3)
     assert float(inverse(torch.zeros(1), 0.0)) == 0
+
+
+def test_a_solver_that_fails_is_tried_again_with_more_on_the_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrix, real, given = half @ half.T, torch.linalg.eigh, []
+
+    def solve(fails: int) -> Callable[[Tensor], Any]:
+        def eigh(x: Tensor) -> Any:
+            given.append(x)
+            if len(given) <= fails:
+                raise torch.linalg.LinAlgError("no convergence")
+            return real(x)
+
+        return eigh
+
+    monkeypatch.setattr(torch.linalg, "eigh", solve(1))
+    vectors, values = eigenbasis(matrix, "layer.7")
+    assert len(given) == 2 and torch.equal(given[0], matrix) and (given[1] - matrix).diagonal().min() > 0
+    assert relative_error(vectors @ values.diag() @ vectors.T, matrix) < 1e-6
+    monkeypatch.setattr(torch.linalg, "eigh", solve(100))
+    given.clear()
+    with pytest.raises(EigenError, match=r"layer\.7"):
+        eigenbasis(matrix, "layer.7")
 
 
 class Attention(nn.Module):

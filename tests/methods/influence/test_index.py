@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ import pytest
 import torch
 
 import budwood as bw
-from budwood.config.influence import IndexConfig
-from budwood.errors import ConfigError
+from budwood.config.influence import IndexConfig, QueryConfig
+from budwood.data.task import Row, Task
+from budwood.errors import ConfigError, DataError
 from budwood.linalg.ranking import spearman_by_row
 from budwood.methods.influence import entries
 from budwood.methods.influence import index as made
 from budwood.methods.influence.coordinates import wanted
 from budwood.methods.influence.index import Index, calibration_rows
+from budwood.methods.influence.query import question_row
 from budwood.methods.influence.scores import Scores
 from budwood.methods.influence.workshop import open_shop, settings_for
 from tests.cli.conftest import budwood, model, reviews  # noqa: F401
@@ -178,6 +181,19 @@ def test_questions_on_the_command_line(tuned: Path, budwood: Callable[..., Any],
     assert code == 2 and "Did you mean 'good'" in err
     code, _, err = budwood(*words, "--text", " ")
     assert code == 2 and "--text is empty" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(None, "give the text's own .*--label 3.5"), ("warm", "--label was given 'warm'"), ("nan", "'nan'")],
+)
+def test_a_task_of_numbers_needs_the_number_of_a_text(given: str | None, told: str) -> None:
+    task = Task("warmth", "regression", {"train": (Row("r", "w9", None, 0.5),)})
+    index = SimpleNamespace(shop=SimpleNamespace(cfg=SimpleNamespace(train_split="train")))
+    with pytest.raises(DataError, match=told):
+        question_row(QueryConfig(asked_text="w9", asked_label=given), task, index)  # type: ignore[arg-type]
+    row, said = question_row(QueryConfig(asked_text="w9", asked_label="2"), task, index)  # type: ignore[arg-type]
+    assert row.label == said["label"] == 2.0
 
 
 def test_bits_are_given_on_the_command_line(tuned: Path, budwood: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from budwood.config.influence import ScoreConfig
 from budwood.errors import StoreError
 from budwood.methods.influence.factors import Setting
-from budwood.methods.influence.masked import belongs, mask_of, masked_scores, query_weights
+from budwood.methods.influence.masked import belongs, graft_scores, mask_of, masked_scores, query_weights
+from budwood.methods.influence.scores import Matrix
 from budwood.params.graft import Graft, backbone_hash
 from budwood.params.tree import named
+from budwood.store.files import write_json
 from tests.methods.influence.toys import fit, scores, toy
 
 CFG = SimpleNamespace(measurement="margin")
@@ -57,3 +60,20 @@ def test_a_graft_of_another_model_is_told_and_one_that_does_not_fit_refused() ->
     stranger = Graft.cut({"encoder.none.weight": torch.tensor([0])}, {"encoder.none.weight": whole}, manifest=facts)
     with pytest.raises(StoreError, match=r"runs/full lacks it.*budwood influence score runs/skill --task reviews"):
         belongs(stranger, file, shop.model, "runs/full")
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"aggregate": ("query",)}, "sums over rows. Score without --aggregate query"),
+        ({"aggregate": ("query", "train")}, "without --aggregate query,train"),
+        ({"checkpoints": ("a", "b")}, "averaged over 3 checkpoints. Score without --checkpoints"),
+    ],
+)
+def test_a_graft_is_not_looked_for_in_sums_and_means(
+    more: dict[str, tuple[str, ...]], told: str, tmp_path: Path
+) -> None:
+    given = ScoreConfig(task="toy", **more).model_dump(mode="json")
+    write_json(tmp_path / "run.json", {"given": given, "models": ["m"]})
+    with pytest.raises(StoreError, match=told):
+        graft_scores(tmp_path, SimpleNamespace(), 0, Matrix("ekfac", "auto"), tmp_path / "x.graft")  # type: ignore[arg-type]

@@ -100,6 +100,59 @@ def test_tokens_of_texts_in_pieces_belong_to_their_row(texts: Any, tmp_path: Pat
     np.testing.assert_allclose(one.row(0), found.row(0), rtol=2e-3, atol=1e-4 * np.abs(found.row(0)).max())
 
 
+@pytest.mark.parametrize("shard_rows", [1, 4, 256])
+def test_a_text_in_pieces_explains_itself_as_a_whole(shard_rows: int, tmp_path: Path) -> None:
+    """The diagonal of all pairs, whichever shards its pieces would have been in; pieces by themselves are less."""
+    write_model(tmp_path / "m", "gpt2", "lm")
+    train = tuple(Row(f"t{i}", words(4 + 5 * i, i)) for i in range(5))
+    task = Task("toy-text", "text", {"train": train, "validation": train[:1]})
+    wish = {**COMMON, "max_length": 8, "strategy": ("ekfac", "diagonal", "identity"), "measurement": "loss"}
+    every = {"query_split": "train", "scale": "sum", "out": tmp_path / "pairs"}
+    pairs = Scores.open(run("influence score", str(tmp_path / "m"), task, {**wish, **every}).run)
+    own = {**wish, "shard_rows": shard_rows, "out": tmp_path / "self"}
+    table = run("influence self", str(tmp_path / "m"), task, own).table
+    assert list(table["id"]) == [r.id for r in train]
+    for strategy in wish["strategy"]:
+        whole = pairs.whole(pairs.find(strategy))  # type: ignore[arg-type]
+        got = table[next(c for c in table if c.startswith(f"self:{strategy}"))].to_numpy()
+        np.testing.assert_allclose(got, np.diagonal(whole), rtol=1e-3, atol=1e-4 * np.abs(whole).max())
+
+
+def twice(logits: torch.Tensor, targets: Any) -> torch.Tensor:
+    """A user's measurement: two margins of two classes."""
+    sign = 2.0 * targets.label_M - 1
+    return 2 * sign * (logits[:, 1] - logits[:, 0])
+
+
+def test_a_measurement_of_one_s_own(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    found = []
+    for name in ("margin", f"{__name__}:twice"):
+        wish = {**COMMON, "strategy": ("ekfac",), "queries": ("3",), "measurement": name}
+        found.append(
+            Scores.open(run("influence score", model, task, {**wish, "out": tmp_path / name[-5:]}).run).whole()
+        )
+    np.testing.assert_allclose(found[1], 2 * found[0], rtol=1e-4, atol=1e-5 * np.abs(found[1]).max())
+    for name, told in (
+        ("twice", "Give margin, loss or"),
+        ("nowhere:twice", "cannot be imported"),
+        (f"{__name__}:no", "PYTHONPATH"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            run("influence score", model, task, {**COMMON, "measurement": name, "out": tmp_path / told[:4]})
+        assert not (tmp_path / told[:4] / "factors").exists()  # before the work
+
+
+def test_batches_given_by_hand_change_nothing(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {**COMMON, "queries": ("5",)}
+    usual, small = (
+        Scores.open(run("influence score", model, task, {**wish, **more, "out": tmp_path / n}).run).whole()
+        for n, more in (("usual", {}), ("small", {"train_batch": 3, "query_batch": 2}))
+    )
+    np.testing.assert_allclose(small, usual, rtol=1e-4, atol=1e-5 * np.abs(usual).max())
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -64,6 +64,7 @@ def index(session: Session) -> dict[str, Any]:
     own = settings_for(cfg, session.models[0].text) | rows_for(cfg, session.task, session.run.path)
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
+        measurement(shop.read.objective, cfg.measurement)  # what cannot be asked is refused before the work
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress, cfg.damping)
     parameters = sum(m.out * m.columns for m in shop.maps)
     count = kept_of(cfg, parameters)
@@ -112,6 +113,7 @@ def index(session: Session) -> dict[str, Any]:
         "train": rows,
         "bytes": sum(f.stat().st_size for f in session.run.file("index").iterdir()),
         "skipped": sorted(skipped),
+        "not_covered": sorted(shop.left),
     }
     return profiled(session, told)
 

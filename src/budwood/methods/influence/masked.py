@@ -40,6 +40,7 @@ def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: P
         raise StoreError(f"--graft needs scores by weights; '{matrix.strategy}' has none. Use {', '.join(STRATEGIES)}.")
     found = read_json(run / "run.json")
     cfg = ScoreConfig(**found["given"])
+    _refuse_mixed(cfg)
     shop = open_shop(settings_for(cfg, found["models"][0]))
     loaded = Graft.load(graft)
     warning = belongs(loaded, graft, shop.model, found["models"][0])
@@ -56,6 +57,17 @@ def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: P
     total = np.zeros(len(place))
     np.add.at(total, [place[i] for i in shop.train.ids], score_F)
     return total / (len(place) if cfg.scale == "mean" else 1), warning
+
+
+def _refuse_mixed(cfg: ScoreConfig) -> None:
+    """Refuse scores that are not of one query, one row and one model: a graft's weights are."""
+    if cfg.checkpoints or cfg.aggregate:
+        what = f"averaged over {1 + len(cfg.checkpoints)} checkpoints" if cfg.checkpoints else "sums over rows"
+        option = "--checkpoints" if cfg.checkpoints else f"--aggregate {','.join(cfg.aggregate)}"
+        raise StoreError(
+            f"--graft counts weights of one model for one query and each training row, and these scores are {what}. "
+            f"Score without {option}."
+        )
 
 
 def belongs(graft: Graft, file: Path, model: nn.Module, name: str) -> str:

@@ -58,9 +58,14 @@ def of_fit(shop: Shop) -> Need:
 
 
 def of_self(shop: Shop, settings: int, sides: int, tile: int) -> Need:
-    """`self`: eigenbases, weights of every setting, tiles of gradients; activations of one or two sides."""
+    """`self`: eigenbases, weights of every setting, tiles of gradients; activations of one or two sides.
+
+    Where texts were cut, whole gradients of one as well, turned and not.
+    """
     n, size = sizes(shop), shop.like.element_size()
-    return Need(_standing(shop) + size * (n.sides + settings * n.weights + 3 * tile), _token(shop) * sides)
+    cut = len(set(shop.train.ids)) < len(shop.train)
+    weights = (settings + 2 * sides * cut) * n.weights
+    return Need(_standing(shop) + size * (n.sides + weights + 3 * tile), _token(shop) * sides)
 
 
 def of_index(shop: Shop, kept: int, bits: int) -> Need:

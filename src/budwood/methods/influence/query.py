@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,7 +104,7 @@ def question_row(cfg: QueryConfig, task: Task, index: Index) -> tuple[Row, dict[
     if task.kind == "text":
         return row, {}
     if task.kind == "regression":
-        value = float(cfg.asked_label) if cfg.asked_label is not None else 0.0
+        value = _number(cfg.asked_label, task)
         return Row("asked", row.text, row.pair, value), {"label": value}
     if cfg.asked_label is not None and cfg.asked_label not in task.labels:
         raise DataError(
@@ -115,6 +116,22 @@ def question_row(cfg: QueryConfig, task: Task, index: Index) -> tuple[Row, dict[
     whose = "" if cfg.asked_label is not None else " (the model's answer)"
     told = {"label": f"{task.labels[label]}{whose}", "predicted": task.labels[said]}
     return Row("asked", row.text, row.pair, label), told
+
+
+def _number(wish: str | None, task: Task) -> float:
+    """The number that a text should have: the model's own would leave nothing to explain."""
+    if wish is None:
+        raise DataError(
+            f"Task '{task.name}' asks for numbers: give the text's own with `influence query --label 3.5`. At the "
+            "model's own answer the loss is flat, and every score would be 0."
+        )
+    try:
+        value = float(wish)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"--label was given '{wish}'; task '{task.name}' asks for numbers, such as 3.5.")
+    return value
 
 
 def _prediction(index: Index, row: Row) -> int:

@@ -25,6 +25,7 @@ from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.fit import Bench, fitted, identity
 from budwood.methods.influence.outcome import Outcome, assembled, write
 from budwood.methods.influence.pairs import MET, Meeting, multiplies_bf16
+from budwood.methods.influence.precondition import measurement
 from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.queries import encoded, query_rows, warn_overlap
 from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for
@@ -55,6 +56,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
     with progress.stage("load"):
         shop = open_shop(own, task)
         encoded(shop.read, query_rows(task, cfg))  # what cannot be asked is refused before the work
+        measurement(shop.read.objective, cfg.measurement)
     bench = Bench(shop, own, place / "factors", cfg, progress, cfg.damping)
     factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
     arguments = {
