@@ -171,29 +171,40 @@ def _best(analyzer: Any, train: Rows) -> int:
 
 
 def trak(model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
-    """TRAK, one checkpoint, 1,024 projected numbers, its plain CPU projector."""
+    """TRAK, one checkpoint, 1,024 projected numbers, its plain CPU projector.
+
+    Masks are written out: TRAK maps over single rows, and the model would ask of each whether its mask is whole.
+    """
     from trak import TRAKer
     from trak.modelout_functions import AbstractModelOutput
     from trak.projectors import BasicProjector, ProjectionType
 
+    def wide(mask_BT: Tensor) -> Tensor:
+        """What is added to attention [B, 1, T, T]."""
+        return (1.0 - mask_BT.float())[:, None, None].expand(-1, 1, mask_BT.shape[1], -1) * -1e9
+
     class Out(AbstractModelOutput):  # type: ignore[misc]
+        def __init__(self) -> None:
+            """Nothing is kept; the base class asks for one."""
+
         @staticmethod
         def get_output(module: Any, weights: Any, buffers: Any, ids: Tensor, mask: Tensor, label: Tensor) -> Tensor:
             found = torch.func.functional_call(
-                module, (weights, buffers), (), {"input_ids": ids[None], "attention_mask": mask[None]}
+                module, (weights, buffers), (), {"input_ids": ids[None], "attention_mask": wide(mask[None])}
             )
             return margin(found.logits, label[None]).sum()
 
         def get_out_to_loss_grad(self, module: Any, weights: Any, buffers: Any, batch: Any) -> Tensor:
             ids, mask, label = batch
             found = torch.func.functional_call(
-                module, (weights, buffers), (), {"input_ids": ids, "attention_mask": mask}
+                module, (weights, buffers), (), {"input_ids": ids, "attention_mask": wide(mask)}
             )
             return (1 - found.logits.softmax(-1)[torch.arange(len(label)), label]).clone().detach()[:, None]
 
     parameters = sum(p.numel() for p in model.parameters())
     project = BasicProjector(parameters, 1024, 0, ProjectionType.rademacher, torch.device("cpu"), 16, torch.float32)
     clock = Clock()
+    size = 64  # its projection is drawn anew for every batch: few and large ones serve it best
     at = chosen(data)
     train, labels = [data["train"][i] for i in at], [data["train_labels"][i] for i in at]
     with tempfile.TemporaryDirectory() as place:
@@ -211,21 +222,21 @@ def trak(model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
 
         def features() -> None:
             tracer.load_checkpoint(model.state_dict(), model_id=0)
-            for first in range(0, count, 8):
-                b = pad(train[first : first + 8], labels[first : first + 8], LONGEST)
+            for first in range(0, count, size):
+                b = pad(train[first : first + size], labels[first : first + size], LONGEST)
                 tracer.featurize((b["input_ids"], b["attention_mask"], b["label"]), num_samples=len(b["label"]))
             tracer.finalize_features()
 
         def scores() -> None:
             tracer.start_scoring_checkpoint("q", model.state_dict(), 0, len(data["queries"]))
-            for first in range(0, len(data["queries"]), 8):
-                b = pad(data["queries"][first : first + 8], data["query_labels"][first : first + 8], LONGEST)
+            for first in range(0, len(data["queries"]), size):
+                b = pad(data["queries"][first : first + size], data["query_labels"][first : first + size], LONGEST)
                 tracer.score((b["input_ids"], b["attention_mask"], b["label"]), num_samples=len(b["label"]))
             tracer.finalize_scores("q")
 
         clock("features", features, len(data["train"]) / count)
         clock("scores", scores)
-    return {"batch_size": 8, "rows": count, "phases": clock.wall, "cpu": clock.cpu}
+    return {"batch_size": size, "rows": count, "phases": clock.wall, "cpu": clock.cpu}
 
 
 def dattri(model: nn.Module, data: dict[str, Any]) -> dict[str, Any]:
