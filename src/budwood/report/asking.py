@@ -73,7 +73,7 @@ def in_graft(run: Path, scores: Scores, query: int, matrix: Matrix, graft: Path)
                 del _inside[next(iter(_inside))]
             try:
                 _inside[key] = graft_scores(run, scores, query, matrix, graft)
-            except (RuntimeError, StopIteration) as e:
+            except RuntimeError as e:
                 raise DataError(f"{graft.name} cannot be counted in this run: its model or rows have changed.") from e
         return _inside[key]
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from budwood.config.influence import ScoreConfig
+from budwood.data.task import Row, Task
 from budwood.errors import StoreError
 from budwood.methods.influence.factors import Setting
-from budwood.methods.influence.masked import belongs, graft_scores, mask_of, masked_scores, query_weights
+from budwood.methods.influence.masked import _query, belongs, graft_scores, mask_of, masked_scores, query_weights
 from budwood.methods.influence.scores import Matrix
 from budwood.params.graft import Graft, backbone_hash
 from budwood.params.tree import named
@@ -77,3 +78,10 @@ def test_a_graft_is_not_looked_for_in_sums_and_means(
     write_json(tmp_path / "run.json", {"given": given, "models": ["m"]})
     with pytest.raises(StoreError, match=told):
         graft_scores(tmp_path, SimpleNamespace(), 0, Matrix("ekfac", "auto"), tmp_path / "x.graft")  # type: ignore[arg-type]
+
+
+def test_a_query_whose_row_is_gone_is_named() -> None:
+    task = Task("toy", "label", {"train": (Row("a", "w5", None, 0),), "test": (Row("b", "w6", None, 0),)}, ("x", "y"))
+    assert _query(task, "b").text == "w6"
+    with pytest.raises(StoreError, match="'c' is no row of 'toy' any more"):
+        _query(task, "c")

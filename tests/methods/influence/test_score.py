@@ -102,7 +102,7 @@ def test_tokens_of_texts_in_pieces_belong_to_their_row(texts: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("shard_rows", [1, 4, 256])
 def test_a_text_in_pieces_explains_itself_as_a_whole(shard_rows: int, tmp_path: Path) -> None:
-    """The diagonal of all pairs, whichever shards its pieces would have been in; pieces by themselves are less."""
+    """The diagonal of all pairs, whichever shards its pieces would have been in."""
     write_model(tmp_path / "m", "gpt2", "lm")
     train = tuple(Row(f"t{i}", words(4 + 5 * i, i)) for i in range(5))
     task = Task("toy-text", "text", {"train": train, "validation": train[:1]})

@@ -17,6 +17,7 @@ from budwood.capture.gradients import Question
 from budwood.capture.stream import Map
 from budwood.config.influence import STRATEGIES, ScoreConfig
 from budwood.data.batch import Features
+from budwood.data.task import Row, Task
 from budwood.errors import StoreError
 from budwood.linalg.kron import turned_back_
 from budwood.methods.influence.factors import Factors, Setting
@@ -49,14 +50,22 @@ def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: P
         raise StoreError(f"{graft} changes no weight of the {len(shop.maps)} modules that are scored.")
     factors = Factors.open(cfg.factors or run)
     factors.check(identity(shop))
-    task = shop.read.task
-    row = next(r for rows in task.splits.values() for r in rows if r.id == scores.query_ids[query])
+    row = _query(shop.read.task, scores.query_ids[query])
     asked = query_weights(shop, factors, Setting(matrix.strategy, matrix.damping), shop.read.encode([row]), mask, cfg)
     score_F = masked_scores(shop, asked, mask)
     place = {i: n for n, i in enumerate(scores.train_ids)}
     total = np.zeros(len(place))
     np.add.at(total, [place[i] for i in shop.train.ids], score_F)
     return total / (len(place) if cfg.scale == "mean" else 1), warning
+
+
+def _query(task: Task, own: str) -> Row:
+    """The row behind a query of these scores."""
+    for rows in task.splits.values():
+        for row in rows:
+            if row.id == own:
+                return row
+    raise StoreError(f"Query '{own}' is no row of '{task.name}' any more: its rows have changed. Score them again.")
 
 
 def _refuse_mixed(cfg: ScoreConfig) -> None:
