@@ -85,7 +85,7 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
     from budwood.data.task import Row, Task
     from budwood.methods.influence import evidence
     from budwood.methods.influence import factors as made
-    from budwood.methods.influence.asked import RESIDENT
+    from budwood.methods.influence.asked import RESIDENT, better_sided
     from budwood.methods.influence.factors import Factors, settings_of
     from budwood.methods.influence.fit import identity
     from budwood.methods.influence.moments import covariances, second_moments
@@ -98,6 +98,7 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
         precondition,
         query_blocks,
     )
+    from budwood.methods.influence.sided import Sided
     from budwood.methods.influence.workshop import shop_of
     from budwood.models.load import Loaded
     from budwood.models.objective import Head
@@ -154,8 +155,12 @@ def ours(model_dir: str, data: dict[str, Any], strategies: tuple[str, ...]) -> d
             held = bytes_needed(ready, len(asked)) <= RESIDENT
             on_disk = OnDisk.at(place / "queries.bin", ready, len(asked), shop.like)
             blocks = Resident(len(asked), shop.like) if held else on_disk
+            put_sides = None
+            if better_sided(ready, asked):
+                blocks = Sided(len(asked), shop.like)
+                put_sides = blocks.put_sides
             question = measurement(read.objective, "margin")
-            query_blocks(shop, ready, asked, np.arange(len(asked)), question, blocks.put)
+            query_blocks(shop, ready, asked, np.arange(len(asked)), question, blocks.put, put_sides=put_sides)
             out = np.zeros((len(settings), len(asked), len(train)))
 
             def add(setting: int, m: Any, took: np.ndarray, score_BQ: torch.Tensor) -> None:

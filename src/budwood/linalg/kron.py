@@ -6,6 +6,7 @@ Shapes: R rows of a sum, D columns, B examples, T positions, O out, I in (with t
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ PARTS = 12  # column blocks of a symmetric product; 13/24 of the work, and block
 NARROW = 96  # columns below which a symmetric product is not worth cutting
 PAIRS = 5  # positions up to which the square of a sum is written out over pairs of them
 LINE = 16  # numbers of float32 in a cache line
+SOLVED_BY_TORCH = 256  # columns up to which torch's eigensolver is the faster one
 JITTERS = (0.0, 1e-12, 1e-9, 1e-6)  # of the mean eigenvalue, tried in turn
 
 
@@ -73,11 +75,24 @@ def eigenbasis(matrix_DD: Tensor, name: str) -> tuple[Tensor, Tensor]:
     size = float(exact.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny))
     for jitter in JITTERS:
         try:
-            values, vectors = torch.linalg.eigh(exact + torch.eye(len(exact), dtype=exact.dtype) * (jitter * size))
-        except torch.linalg.LinAlgError:
+            values, vectors = _eigh(exact + torch.eye(len(exact)).to(exact) * (jitter * size))
+        except (torch.linalg.LinAlgError, np.linalg.LinAlgError):
             continue
         return vectors, values.clamp_min(0)
     raise EigenError(f"The curvature factor of '{name}' has no eigenbasis that the solver finds. Leave it out.")
+
+
+def _eigh(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
+    """(ascending eigenvalues, eigenvectors) by whichever library is faster, on as many threads as torch has."""
+    if len(matrix_DD) <= SOLVED_BY_TORCH or matrix_DD.device.type != "cpu":
+        values, vectors = torch.linalg.eigh(matrix_DD)
+        return values, vectors
+    from scipy.linalg import eigh
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(torch.get_num_threads(), user_api="blas"):  # scipy's would be those of the machine
+        found = eigh(matrix_DD.numpy(), driver="evd", check_finite=False)
+    return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
 
 def rotate_first(positions: int, out: int, into: int) -> bool:

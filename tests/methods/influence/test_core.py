@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,17 @@ from budwood.capture.gradients import Question, per_example_grads
 from budwood.capture.stream import PEEK, Map, Sides
 from budwood.config.influence import FitConfig
 from budwood.errors import ConfigError, ModelError
-from budwood.linalg.kron import EigenError, eigenbasis, gram_, inverse, mirrored, reliability, rotate_first, square_sum_
+from budwood.linalg.kron import (
+    SOLVED_BY_TORCH,
+    EigenError,
+    eigenbasis,
+    gram_,
+    inverse,
+    mirrored,
+    reliability,
+    rotate_first,
+    square_sum_,
+)
 from budwood.methods.influence import coordinates, evidence, pairs
 from budwood.methods.influence.by_token import token_scores
 from budwood.methods.influence.coordinates import Kept, Spread, choose, coordinates_of, turns_of
@@ -27,6 +38,7 @@ from budwood.methods.influence.itself import self_influence
 from budwood.methods.influence.moments import covariances, second_moments, with_one
 from budwood.methods.influence.pairs import OnDisk, Resident
 from budwood.methods.influence.precondition import Work, live_shares, measurement, precondition, query_blocks
+from budwood.methods.influence.sided import Sided, sided_bytes
 from budwood.methods.influence.workshop import Shop, memory_budget, shop_of, sweep
 from tests.cases import case
 from tests.methods.influence import toys
@@ -168,6 +180,66 @@ def test_batch_size_order_and_file_change_nothing(tmp_path: Path) -> None:
     assert np.array_equal(scores(shop, factors, SETTINGS, QUERIES, blocks=disk), want)
 
 
+@pytest.mark.parametrize("family", ["bert", "albert", "gpt2", "llama"])
+@pytest.mark.parametrize("way", ["turn", "back"])
+def test_queries_kept_as_their_sides_score_alike(family: str, way: str, tmp_path: Path) -> None:
+    _, shop = toy(family, diagonal_for=("layernorm",))
+    factors = fit(shop, tmp_path)
+    want = scores(shop, factors, SETTINGS, QUERIES, way)
+    for most in (256, 2):  # more rows than queries, and fewer
+        sided = Sided(len(QUERIES), shop.like)
+        assert close(scores(shop, factors, SETTINGS, QUERIES, way, most=most, blocks=sided), want)
+        assert {block for _, block in sided.sides} >= {"raw"} | ({"turned"} if way == "turn" else set())
+        assert not set(sided.sides) & set(sided.tensors)
+        if way == "back":
+            assert any(block.startswith("back") for _, block in sided.tensors)
+
+
+def test_sides_are_counted_by_the_positions_that_are_there(tmp_path: Path) -> None:
+    _, shop = toy("albert")
+    factors = fit(shop, tmp_path)
+    live = live_shares(shop)
+    assert max(live.values()) > 1  # one map at work in several layers
+    work = Work(len(shop.train), len(shop.train), 8.0, live)
+    ready = precondition(factors, SETTINGS, work, "turn")
+    sided = Sided(len(shop.train), shop.like)
+    every, question = np.arange(len(shop.train)), measurement(shop.read.objective, "margin")
+    query_blocks(shop, ready, shop.train, every, question, sided.put, put_sides=sided.put_sides)
+    numbers = sum(t.numel() for each in sided.sides.values() for pair in each if pair for t in pair)
+    counted = sided_bytes(ready, shop.train)
+    assert counted is not None
+    assert 0.8 < numbers / (counted / 4) < 1.25
+    longer = dataclasses.replace(ready, live={name: 48 * share for name, share in live.items()})
+    assert sided_bytes(longer, shop.train) is None
+
+
+def test_a_map_without_a_gradient_has_no_sides_and_scores_nothing() -> None:
+    sided = Sided(2, torch.zeros(0))
+    sided.put_sides("m", "raw", np.array([1]), torch.ones(1, 3, 2), torch.arange(12.0).view(1, 3, 4))
+    made_QOI = sided.rows("m", "raw", 0, 2).view(2, 2, 4)
+    assert not made_QOI[0].any()
+    assert torch.equal(made_QOI[1], torch.tensor([12.0, 15.0, 18.0, 21.0]).expand(2, 4))
+    assert torch.equal(sided.rows("m", "raw", 1, 2, slice(1, 2)), made_QOI[1:, 1])
+
+
+def test_rows_of_one_position_are_scored_without_their_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, shop = toy("bert")
+    factors = fit(shop, tmp_path)
+    single: list[str] = []
+    real = pairs.Meeting._meet_single
+    monkeypatch.setattr(
+        pairs.Meeting, "_meet_single", lambda self, m, *rest: single.append(m.name) or real(self, m, *rest)
+    )
+    got = scores(shop, factors, SETTINGS, QUERIES)
+    assert single and all("layer.0" not in name for name in single)
+    met = len(single)
+    want = scores(shop, factors, SETTINGS, QUERIES, most=2)  # fewer rows than queries: gradients are made
+    assert len(single) == met
+    assert close(got, want)
+
+
 @pytest.mark.parametrize("held,together", [(1, {1}), (1 << 30, {4, 2})])
 def test_batches_that_wait_for_the_queries_change_nothing(
     held: int, together: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,6 +316,36 @@ def test_eigenbasis_names_what_is_not_finite() -> None:
     vectors, values = eigenbasis(torch.zeros(3, 3), "flat")
     assert torch.equal(values, torch.zeros(3, dtype=torch.float64)) and vectors.shape == (3, 3)
     assert float(inverse(torch.zeros(1), 0.0)) == 0
+
+
+@pytest.mark.parametrize("wide", [SOLVED_BY_TORCH, SOLVED_BY_TORCH + 1])
+def test_either_solver_gives_an_orthogonal_basis(wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = torch.randn(wide, wide // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrix, asked, real = half @ half.T, [], torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda x: asked.append(x) or real(x))
+    vectors, values = eigenbasis(matrix, "wide")
+    assert bool(asked) == (wide <= SOLVED_BY_TORCH)
+    assert relative_error(vectors @ values.diag() @ vectors.T, matrix) < 1e-12
+    assert relative_error(vectors.T @ vectors, torch.eye(wide, dtype=torch.float64)) < 1e-12
+    assert relative_error(values, real(matrix)[0].clamp_min(0)) < 1e-12
+
+
+def test_a_wide_factor_that_is_not_solved_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import scipy.linalg
+
+    real, given = scipy.linalg.eigh, []
+
+    def eigh(x: np.ndarray, **settings: Any) -> Any:
+        given.append(x)
+        if len(given) == 1:
+            raise np.linalg.LinAlgError("no convergence")
+        return real(x, **settings)
+
+    monkeypatch.setattr(scipy.linalg, "eigh", eigh)
+    matrix = torch.eye(SOLVED_BY_TORCH + 1, dtype=torch.float64)
+    _, values = eigenbasis(matrix, "wide")
+    assert len(given) == 2 and np.diag(given[1]).min() > 1
+    assert relative_error(values, torch.ones(len(matrix), dtype=torch.float64)) < 1e-9
 
 
 def test_a_solver_that_fails_is_tried_again_with_more_on_the_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:

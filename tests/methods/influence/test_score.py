@@ -17,7 +17,7 @@ from budwood.data.batch import IGNORE
 from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, DataError, StoreError
 from budwood.linalg.ranking import spearman_by_row
-from budwood.methods.influence import asked, by_token, factors, pairs
+from budwood.methods.influence import asked, by_token, factors, pairs, sided
 from budwood.methods.influence import score as method
 from budwood.methods.influence.factors import Setting
 from budwood.methods.influence.pairs import OnDisk, Resident
@@ -282,6 +282,40 @@ def test_queries_too_large_to_be_held_lie_in_a_file_and_score_alike(
     read = run("influence score", model, task, {**wish, "out": tmp_path / "read"})
     assert opened and not opened[0].exists()
     assert np.array_equal(Scores.open(held.run).whole(), Scores.open(read.run).whole())
+
+
+@pytest.mark.parametrize("memory", [None, "4GB"])
+def test_short_queries_too_large_to_be_held_are_kept_as_their_sides(
+    memory: str | None, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    wish = {**COMMON, "queries": ("3",), "strategy": ("identity", "ekfac"), "max_memory": memory}
+    held = run("influence score", model, task, {**wish, "out": tmp_path / "held"})
+    monkeypatch.setattr(asked, "better_sided", lambda ready, queries: True)
+    kept: list[str] = []
+    real = sided.Sided.put_sides
+    monkeypatch.setattr(sided.Sided, "put_sides", lambda self, *a: kept.append(a[1]) or real(self, *a))
+    own = run("influence score", model, task, {**wish, "out": tmp_path / "sided"})
+    assert kept
+    want, got = (Scores.open(r.run).whole() for r in (held, own))
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5 * np.abs(want).max())
+    again = run("influence score", model, task, {**wish, "out": tmp_path / "again", "shard_rows": 3})
+    np.testing.assert_allclose(Scores.open(again.run).whole(), got, rtol=1e-3, atol=1e-5 * np.abs(want).max())
+
+
+def test_sides_are_kept_where_blocks_are_too_large_and_they_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, shop = toy("bert")
+    made = fit(shop, tmp_path)
+    ready = precondition(made, [Setting("ekfac", "0.1mean")], Work(6, 6, 8.0), "turn")
+    need, whole = sided.sided_bytes(ready, shop.train), asked.bytes_needed(ready, len(shop.train))
+    assert need is not None and need < whole
+    chosen = []
+    for most in (need - 1, need, whole - 1, whole):
+        monkeypatch.setattr(asked, "RESIDENT", most)
+        chosen.append(asked.better_sided(ready, shop.train))
+    assert chosen == [False, True, True, False]
 
 
 def test_blocks_of_another_layout_have_another_file_and_one_cut_short_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from budwood.methods.influence.fit import identity
 from budwood.methods.influence.moments import Basis, covariances, second_moments
 from budwood.methods.influence.pairs import Blocks, Meeting, Resident
 from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
+from budwood.methods.influence.sided import Sided
 from budwood.methods.influence.workshop import Shop, shop_of
 from budwood.models.load import Loaded
 from budwood.models.reading import Reading, RowFeed
@@ -78,7 +79,9 @@ def scores(
     work = Work(len(queries), len(shop.train), 8.0)
     ready = precondition(factors, settings, work, way)
     blocks = blocks or Resident(len(queries), shop.like)
-    query_blocks(shop, ready, shop.train, queries, measurement(shop.read.objective, question), blocks.put)
+    put_sides = blocks.put_sides if isinstance(blocks, Sided) else None
+    asked = measurement(shop.read.objective, question)
+    query_blocks(shop, ready, shop.train, queries, asked, blocks.put, put_sides=put_sides)
     out = np.zeros((len(settings), len(queries), len(shop.train)))
 
     def add(setting: int, m: Any, took: np.ndarray, score_BQ: Tensor) -> None:

@@ -1,4 +1,6 @@
-"""Queries made ready to meet training rows in one process: their blocks in memory or in a file, within the budget."""
+"""Queries made ready to meet training rows in one process: their blocks in memory, whole or as their sides, or in a
+file, within the budget.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,7 @@ from budwood.methods.influence.precondition import (
     query_blocks,
 )
 from budwood.methods.influence.queries import encoded, query_rows
+from budwood.methods.influence.sided import Sided, sided_bytes
 from budwood.methods.influence.thin import WAY, Thin, thin_numbers
 from budwood.methods.influence.workshop import TOKENS, Shop, memory_budget, open_shop
 from budwood.params.select import layer_of
@@ -106,22 +109,40 @@ class Asked:
     @cached_property
     def blocks(self) -> Blocks:
         """All query blocks: from the file where there is one, else computed here."""
-        if self.file.exists():
-            return OnDisk.at(self.file, self.ready, self.rows, self.shop.like)
         rank, like = self.cfg.query_rank, self.shop.like
-        blocks = Resident(self.rows, like, self.summed) if rank is None else Thin(self.rows, like, rank)
+        if not self.sided and self.file.exists():
+            return OnDisk.at(self.file, self.ready, self.rows, like)
+        blocks: Resident | Thin
+        if rank is not None:
+            blocks = Thin(self.rows, like, rank)
+        else:
+            blocks = Sided(self.rows, like) if self.sided else Resident(self.rows, like, self.summed)
         self.fill(blocks)
         return blocks
+
+    @cached_property
+    def sided(self) -> bool:
+        """Whether queries whose whole blocks are too large to be held are kept as their sides.
+
+        Settled by the queries and --max-memory, never by what is free just now: a run that is carried on does the same.
+        """
+        if self.cfg.query_rank is not None or self.summed or self.cfg.per_token:
+            return False
+        if not better_sided(self.ready, self.queries):
+            return False
+        need = sided_bytes(self.ready, self.queries)
+        return self.cfg.max_memory is None or (need is not None and need * SPARE < room(self))
 
     def fill(self, blocks: Blocks) -> None:
         """Compute all query blocks."""
         question = measurement(self.shop.read.objective, self.cfg.measurement)
-        every = np.arange(len(self.queries))
-        query_blocks(self.shop, self.ready, self.queries, every, question, blocks.put, self.cfg.query_batch or 64)
+        every, most = np.arange(len(self.queries)), self.cfg.query_batch or 64
+        put_sides = blocks.put_sides if isinstance(blocks, Sided) else None
+        query_blocks(self.shop, self.ready, self.queries, every, question, blocks.put, most, put_sides)
 
     def settle(self) -> None:
         """Before any shard: blocks too large to be held by each worker go to a file, once for all of them."""
-        if self.file.exists():
+        if not self.sided and self.file.exists():
             return
         left, rank = room(self), self.cfg.query_rank
         if rank is not None and (thin := self._thin_bytes(rank)) > left:
@@ -131,7 +152,7 @@ class Asked:
                 "away: whole gradients that do not fit lie on disk."
             )
         need = bytes_needed(self.ready, self.rows)
-        if rank is not None or self.summed or (need <= RESIDENT and need * SPARE < left):
+        if rank is not None or self.summed or self.sided or (need <= RESIDENT and need * SPARE < left):
             if self.cfg.workers == 1 and self.cfg.engine == "local":
                 assert self.blocks is not None  # the shards are computed in this process: computed and timed here
         else:
@@ -172,6 +193,12 @@ def _asked(key: Key) -> Asked:
     way = "back" if cfg.per_token else WAY if cfg.query_rank is not None else None
     ready = precondition(Factors.open(Path(given["factors"])), settings, work, way)
     return Asked(shop, ready, queries, cfg, given)
+
+
+def better_sided(ready: Preconditioner, queries: Features) -> bool:
+    """Whether blocks are too large to be held, but not their sides."""
+    need = sided_bytes(ready, queries)
+    return need is not None and need <= RESIDENT < bytes_needed(ready, len(queries))
 
 
 def query_file(arguments: dict[str, Any], part: Path) -> None:

@@ -60,7 +60,7 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
         "scores": bool(queries) * (walk + 2.0 * weights * tokens + 2.0 * weights * rows * queries * len(own)),
     }
     blocks = 4 * queries * (weights if rank is None else thin_numbers(shop.maps, rank))
-    held = blocks if rank is not None or blocks <= RESIDENT else 0  # else they lie in a file
+    held = blocks if rank is not None or blocks <= RESIDENT else 0  # else in a file, at most: see `Asked.sided`
     return {
         "mode": shop.read.mode,
         "fisher": shop.labels,

@@ -228,9 +228,11 @@ class Meeting:
         """score_BQ of every term for one map: gradients are made tile by tile and multiplied at once."""
         count, like = sum(len(g_BTO) for g_BTO, _ in pairs), self.shop.like
         few = count <= self.queries  # weights go to the side that is smaller
+        self._last = None  # tiles may be cut elsewhere now
+        if not few and not self.half and all(g_BTO.shape[1] == 1 for g_BTO, _ in pairs):
+            return self._meet_single(m, terms, pairs)
         # one product for several settings is the faster one; few rows are enough work for it with every single one
         groups = [[t] for t in terms] if few else [list(terms)]
-        self._last = None  # tiles may be cut elsewhere now
         high, wide = tile(m, count, self.queries * len(groups[0]))
         wide = max(1, wide // len(groups[0]))
         some = [slice(q, min(self.queries, q + wide)) for q in range(0, self.queries, wide)]
@@ -247,6 +249,31 @@ class Meeting:
                             sure_BSE[:, s : s + len(group), e] += left_BX @ right_SQX[:, exact - q.start].T
         score_BSQ = torch.cat([torch.cat(group_sums, 2) for group_sums in sums], 1)
         return list(torch.cat([score_BSQ, sure_BSE], 2).unbind(1))
+
+    def _meet_single(self, m: Map, terms: Sequence[Term], pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """The same of rows that have one position: gᵀ (V_q a) takes as many FLOPs, and no gradient is made."""
+        g_BO, a_BI = (torch.cat([pair[side][:, 0] for pair in pairs]) for side in (0, 1))
+        width = self.queries * len(terms)
+        most = max(1, TILE // max(1, len(g_BO) * width))  # outputs whose V_q a fit into a tile
+        high, wide = tile(m, 1, width)
+        high, wide = min(high, most), max(1, wide // len(terms))
+        total_BSQ = g_BO.new_zeros(len(g_BO), len(terms), self.queries)
+        for part in parts_of(m, terms[0].block):
+            for first in range(0, m.out, high):
+                cut = _Cut(part, slice(first, min(m.out, first + high)))
+                left_BO = g_BO[:, cut.at]
+                for q in range(0, self.queries, wide):
+                    some = slice(q, min(self.queries, q + wide))
+                    right_SQX = self._several(m, cut, terms, some, weigh=True)
+                    if part.bias:
+                        total_BSQ[:, :, some] += torch.einsum("bo,sqo->bsq", left_BO, right_SQX)
+                        continue
+                    right_XI = right_SQX.reshape(-1, part.wide)
+                    met = self._room("met", len(a_BI) * len(right_XI)).view(len(a_BI), -1)
+                    torch.mm(a_BI, right_XI.T, out=met)
+                    met_BXO = met.view(len(a_BI), -1, left_BO.shape[1])
+                    total_BSQ[:, :, some] += torch.bmm(met_BXO, left_BO[:, :, None]).view(len(g_BO), len(terms), -1)
+        return list(total_BSQ.unbind(1))
 
     def _made(
         self, m: Map, parts: Sequence[Part], pairs: Sequence[tuple[Tensor, Tensor]], count: int, high: int

@@ -92,6 +92,7 @@ class Preconditioner:
     factors: Factors
     bases: Mapping[str, Basis]
     weights: Mapping[tuple[str, int], Tensor | None] = field(default_factory=dict)
+    live: Mapping[str, float] = field(default_factory=dict)  # of `Work`
 
     def blocks(self, name: str) -> tuple[str, ...]:
         """Blocks of a map."""
@@ -122,7 +123,7 @@ def precondition(factors: Factors, settings: Sequence[Setting], work: Work, way:
             else:
                 found.append(Term(i, RAW, False, weight))
         terms[m.name] = tuple(found)
-    return Preconditioner(tuple(settings), terms, factors, bases, weights)
+    return Preconditioner(tuple(settings), terms, factors, bases, weights, work.live)
 
 
 def cheaper_way(m: Map, settings: Sequence[Setting], work: Work, shared: int = 1) -> str:
@@ -165,6 +166,7 @@ def _own(dotted: str) -> Callable[..., Tensor]:
 
 
 Put = Callable[[str, str, np.ndarray, Tensor], None]
+PutSides = Callable[[str, str, np.ndarray, Tensor, Tensor], None]
 
 
 def query_blocks(
@@ -175,12 +177,24 @@ def query_blocks(
     question: Question,
     put: Put,
     most: int = 64,
+    put_sides: PutSides | None = None,
 ) -> None:
-    """Every block of the queries at `order`, part by part: `put(map, part, positions in order, part_QOI)`."""
+    """Every block of the queries at `order`, part by part: `put(map, part, positions in order, part_QOI)`.
+
+    With `put_sides(map, part, positions in order, left_QTO, right_QTI)`, blocks that are the products of two sides go
+    there, and are not made.
+    """
 
     def give(m: Map, block: str, at: np.ndarray, value_QOI: Tensor) -> None:
         for part in parts_of(m, block):
             put(m.name, part.name, at, value_QOI[..., part.columns])
+
+    def give_product(m: Map, block: str, at: np.ndarray, left_BTO: Tensor, right_BTI: Tensor) -> None:
+        if put_sides is None:
+            give(m, block, at, outer_(left_BTO.new_empty(len(at), m.out, m.columns), left_BTO, right_BTI))
+            return
+        for part in parts_of(m, block):
+            put_sides(m.name, part.name, at, left_BTO, right_BTI[..., part.columns])
 
     place = {int(n): i for i, n in enumerate(order)}
     turner = Turner(ready.bases)
@@ -191,15 +205,13 @@ def query_blocks(
 
         def use(_: int, m: Map, s: Sides, at: np.ndarray = at) -> None:
             g_BTO, a_BTI = s.live()
-            count = len(g_BTO)
             blocks = ready.blocks(m.name)
             if RAW in blocks:
-                raw = outer_(g_BTO.new_empty(count, m.out, m.columns), g_BTO, with_one(a_BTI, m))
-                give(m, RAW, at, raw)
+                give_product(m, RAW, at, g_BTO, with_one(a_BTI, m))
             if set(blocks) - {RAW}:
                 left_BTO, right_BTI = turner(m, g_BTO, a_BTI)
                 if TURNED in blocks:
-                    give(m, TURNED, at, outer_(g_BTO.new_empty(count, m.out, m.columns), left_BTO, right_BTI))
+                    give_product(m, TURNED, at, left_BTO, right_BTI)
                 for term in ready.terms[m.name]:
                     if term.block.startswith("back"):
                         for b, back_OI in enumerate(_backs(ready, m, term.setting, left_BTO, right_BTI)):
