@@ -129,6 +129,7 @@ VERBS = {
             "budwood.config.influence:ImportConfig",
             "budwood.methods.influence.foreign:bring",
             "budwood.methods.influence.foreign:estimate",
+            models=False,
         ),
         Verb(
             "influence self",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from budwood.errors import StoreError
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.foreign import module_names, read_scores, write_kronfluence
 from budwood.methods.influence.scores import Scores
+from budwood.studies.recipe import Wishes, read_recipe, run_recipe
 from tests.cli.conftest import budwood  # noqa: F401
 
 VALUES = np.random.default_rng(0).normal(size=(3, 10)).astype(np.float32)
@@ -86,6 +88,44 @@ def test_import_names_rows_by_the_task(budwood: Callable[..., Any], tmp_path: Pa
     assert code == 0 and "counting only modules a" in out and task.rows("train")[int(VALUES[1].argmin())].id in out
     code, _, err = budwood(*words[:-4], "--limit", 9, "--out", tmp_path / "other", "--threads", 1)
     assert code == 2 and "3 queries x 10 training rows" in err
+
+
+@pytest.mark.parametrize("file", ["scores.bin", "info.json", "offsets.npy"])
+def test_a_folder_that_changed_is_imported_again(file: str, budwood: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811
+    source = bergson(tmp_path / "theirs", np.arange(1, 11))
+    words = ["influence", "import", source, "--task", "tiny-topic", "--limit", 10, "--progress", "none", "--json"]
+    first = json.loads(budwood(*words)[1])["run"]
+    again = budwood(*words)
+    assert json.loads(again[1])["run"] == first and "Nothing to do" in again[2]
+    before = Scores.open(Path(first)).whole()
+    if file == "scores.bin":  # the first query's score of the first row's only token
+        raw = np.fromfile(source / file, np.uint8)
+        raw[:4] = np.array([9], np.float32).view(np.uint8)
+        raw.tofile(source / file)
+    elif file == "info.json":
+        (source / file).write_text(json.dumps(json.loads((source / file).read_text()) | {"num_scores": 2}))
+    else:  # the second row's first token is now the first row's second
+        np.save(source / file, np.load(source / file) + (np.arange(11) == 1))
+    code, out, err = budwood(*words)
+    assert code == 0 and "Nothing to do" not in err and json.loads(out)["run"] != first
+    after = Scores.open(Path(json.loads(out)["run"])).whole()
+    assert not np.array_equal(after, before)
+    np.testing.assert_array_equal(after, read_scores(source)["all_modules"])
+    code, _, err = budwood(*words, "--out", first)
+    assert code == 2 and "source" in err  # other scores are not put where these are without being asked
+
+
+def test_a_recipe_imports_scores_without_a_model(tmp_path: Path) -> None:
+    np.save(tmp_path / "plain.npy", VALUES)
+    step = f"{{id: theirs, verb: influence import, source: [{tmp_path}/plain.npy], task: tiny-topic, limit: 10}}"
+    for defaults in ("", "defaults: {model: tiny-bert}\n"):  # a model that other steps have is none of its own
+        tuned = "  - {id: tuned, verb: finetune, task: tiny-topic}\n" if defaults else ""
+        (tmp_path / "r.yaml").write_text(f"{defaults}steps:\n  - {step}\n{tuned}")
+        script = read_recipe(str(tmp_path / "r.yaml"), Wishes(out=tmp_path / "out"))
+        assert script.steps[0].models == ()
+    (row,) = run_recipe(replace(script, steps=script.steps[:1]))
+    assert row["model"] == "" and row["metrics"]["queries"] == 3
+    np.testing.assert_array_equal(Scores.open(tmp_path / "out" / "theirs").whole(), VALUES)
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
