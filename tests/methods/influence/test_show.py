@@ -13,6 +13,7 @@ import pytest
 
 import budwood as bw
 from budwood.errors import StoreError
+from budwood.methods.influence.page import blocks, page
 from budwood.methods.influence.scores import Matrix, Tokens, writing_scores
 from budwood.methods.influence.show import Wish, show
 from budwood.store.files import write_json
@@ -88,8 +89,17 @@ class Words(HTMLParser):
         super().__init__()
         self.text: list[str] = []
         self.open: list[str] = []
+        self.sections: list[tuple[str, list[str]]] = []  # headings, and the classes of the articles beneath them
+
+    @property
+    def headings(self) -> list[str]:
+        return [title for title, _ in self.sections]
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag == "h2":
+            self.sections.append(("", []))
+        elif tag == "article" and self.sections:
+            self.sections[-1][1].append(dict(attrs)["class"])
         if tag not in ("meta", "html"):
             self.open.append(tag)
 
@@ -98,6 +108,29 @@ class Words(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text.append(data)
+        if self.open and self.open[-1] == "h2":
+            self.sections[-1] = (data, self.sections[-1][1])
+
+
+@pytest.mark.parametrize(
+    ("top", "bottom", "want"),
+    [
+        ((2.0, 1.0), (-3.0, 0.5), [("help most", 2), ("hurt most", 1), ("help least", 1)]),
+        ((3.0, 2.0), (0.0, 1.0), [("help most", 2), ("help least", 2)]),
+        ((-1.0,), (-3.0, -2.0), [("hurt least", 1), ("hurt most", 2)]),
+        ((2.0, -1.0), (), [("help most", 1), ("hurt least", 1)]),
+    ],
+)
+def test_a_page_says_by_its_sign_what_a_row_does(top: Any, bottom: Any, want: Any) -> None:
+    listed = lambda scores: [{"number": i, "id": f"r{i}", "score": s, "text": "x"} for i, s in enumerate(scores)]
+    found = dict.fromkeys(("strategy", "damping", "within", "sign", "scale", "note"), "") | {"train": 9}
+    found |= {"query": {"number": 0, "id": "q", "text": "x"}, "top": listed(top), "bottom": listed(bottom)}
+    reader = Words()
+    reader.feed(page(found))
+    assert not reader.open
+    assert reader.sections == [(f"Training rows that {does}", [f"{does.split()[0]}s"] * n) for does, n in want]
+    said = blocks(found)
+    assert all(said.count(does.replace(" ", "s ")) == n for does, n in want)  # a terminal says the same
 
 
 def test_every_form_on_the_command_line(run: Path, budwood: Callable[..., Any], tmp_path: Path) -> None:  # noqa: F811
@@ -116,7 +149,7 @@ def test_every_form_on_the_command_line(run: Path, budwood: Callable[..., Any], 
     code, out, _ = budwood("influence", "show", run, "--format", "html", "--out", tmp_path / "page.html")
     reader = Words()
     reader.feed((tmp_path / "page.html").read_text())
-    assert not reader.open and "Training rows that hurt" in reader.text
+    assert not reader.open and reader.headings == ["Training rows that help most", "Training rows that hurt most"]
 
 
 @pytest.mark.parametrize(

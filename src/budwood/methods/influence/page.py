@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 WIDTH = 96
@@ -105,14 +106,7 @@ def _largest(parts: Iterable[tuple[str, float]]) -> str:
 def page(found: Mapping[str, Any]) -> str:
     """One self-contained HTML file; tokens are tinted by their share, layers drawn as bars."""
     query = found["query"]
-    rows = "".join(
-        f"<h2>{title}</h2>{''.join(_article(r, kind) for r in listed)}"
-        for title, kind, listed in (
-            ("Training rows that help", "helps", found["top"]),
-            ("Training rows that hurt", "hurts", found["bottom"]),
-        )
-        if listed
-    )
+    rows = "".join(_section(effect, list(listed)) for effect, listed in _by_effect(found))
     note = f"<p class=meta>{html.escape(found['note'])}</p>" if found["note"] else ""
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
@@ -120,6 +114,23 @@ def page(found: Mapping[str, Any]) -> str:
         f"<h1>Which training rows made this prediction?</h1><p class=meta>{html.escape(_headline(found))}</p>"
         f"{_article({**query}, 'query')}{rows}{note}</html>"
     )
+
+
+def _by_effect(found: Mapping[str, Any]) -> Iterator[tuple[str, Iterator[Mapping[str, Any]]]]:
+    """Both lists, cut where the sign of the scores turns: each part with what its rows do, in the terminal's words."""
+    for end in ("top", "bottom"):
+        yield from groupby(found[end], lambda row, end=end: _effect(end, row["score"]))
+
+
+def _section(effect: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of one effect under a heading that says it.
+
+    >>> _section("helps least", [])
+    '<h2>Training rows that help least</h2>'
+    """
+    kind, much = effect.split()
+    articles = "".join(_article(r, kind) for r in rows)
+    return f"<h2>Training rows that {kind.removesuffix('s')} {much}</h2>{articles}"
 
 
 def _article(row: Mapping[str, Any], kind: str) -> str:
