@@ -210,6 +210,13 @@ function askBox(run, ctx, box, d) {
   return d.asks ? form : null;
 }
 
+/** What a score says. Imported ones measure what their tool did, and their files do not tell what. */
+export function meaning(measurement) {
+  const told = measurement === "" ? "A score is the number that another tool gave the row for this query: its scale is as imported, and a positive one is read as help." :
+    `A score says how much the ${measurement ?? "margin"} of the query's right answer would ${measurement === "loss" ? "fall" : "rise"} if the row had a little more weight in training; it is an approximation around the trained weights.`;
+  return `${told} \`validate\` checks it by retraining.`;
+}
+
 /** The view. */
 export const influenceView = {
   id: "influence",
@@ -233,7 +240,7 @@ export const influenceView = {
       const answer = el("div", { class: "answer" });
       const beside = el("div", { class: "beside" });
       add(body, d.missing ? el("p", { class: "faint" }, `Texts are not at hand: ${d.missing}`) : "", d.left_out ? el("p", { class: "faint" }, `Not in this page: ${d.left_out}.`) : "", holder, el("div", { class: "explorer" }, list.node, answer), beside,
-        caveats(`A score says how much the ${d.measurement || "margin"} of the query's right answer would rise if the row had a little more weight in training; it is an approximation around the trained weights. \`validate\` checks it by retraining.`, "Words of the query are shaded where the helpful rows shown share them more often (orange) or the harmful ones do (blue): a description, not an attribution.", "Shares by token are of the training row; shares by layer add up to the score where every layer is covered."));
+        caveats(meaning(d.measurement), "Words of the query are shaded where the helpful rows shown share them more often (orange) or the harmful ones do (blue): a description, not an attribution.", "Shares by token are of the training row; shares by layer add up to the score where every layer is covered."));
       let was = "";
       let last = new AbortController();
       return (state) => {
