@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +17,12 @@ from budwood.data.task import Row, Task
 from budwood.errors import StoreError
 from budwood.methods.influence.factors import Setting
 from budwood.methods.influence.masked import _query, belongs, graft_scores, mask_of, masked_scores, query_weights
-from budwood.methods.influence.scores import Matrix
+from budwood.methods.influence.scores import Matrix, Scores
+from budwood.methods.influence.workshop import open_shop, settings_for
 from budwood.params.graft import Graft, backbone_hash
 from budwood.params.tree import named
-from budwood.store.files import write_json
+from budwood.store.files import read_json, write_json
+from tests.cli.conftest import budwood, model, reviews, settings  # noqa: F401
 from tests.methods.influence.toys import fit, scores, toy
 
 CFG = SimpleNamespace(measurement="margin")
@@ -61,6 +66,56 @@ def test_a_graft_of_another_model_is_told_and_one_that_does_not_fit_refused() ->
     stranger = Graft.cut({"encoder.none.weight": torch.tensor([0])}, {"encoder.none.weight": whole}, manifest=facts)
     with pytest.raises(StoreError, match=r"runs/full lacks it.*budwood influence score runs/skill --task reviews"):
         belongs(stranger, file, shop.model, "runs/full")
+
+
+def halves(run: Path, path: Path) -> None:
+    """whole.graft with every weight that a run scored, first.graft and second.graft with half of them each."""
+    found = read_json(run / "run.json")
+    shop = open_shop(settings_for(ScoreConfig(**found["given"]), found["models"][0]))
+    weights = {n: w.detach() for n, w in named(shop.model).items() if n in shop.parameters}
+    rng = torch.Generator().manual_seed(0)
+    taken = {n: torch.rand(w.numel(), generator=rng) < 0.5 for n, w in weights.items()}
+    chosen = {"whole": {n: half | ~half for n, half in taken.items()}, "first": taken}
+    chosen["second"] = {n: ~half for n, half in taken.items()}
+    facts = {"tuned": str(found["models"][0]), "task": "reviews", "tuned_hash": backbone_hash(shop.model)}
+    for name, mask in chosen.items():
+        index = {n: at.nonzero()[:, 0] for n, at in mask.items()}
+        Graft.cut(index, weights, manifest=facts).save(path / f"{name}.graft")
+
+
+def test_rows_that_wrote_a_graft_are_shown(
+    settings: list[str],  # noqa: F811
+    budwood: Callable[..., Any],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    task = settings[settings.index("--task") : settings.index("--max-steps")]
+    code, _, err = budwood(*settings, "--limit", 20, "--out", "tuned")
+    assert code == 0, err
+    words = ["influence", "score", "tuned", *task, "--limit", 20, "--queries", 3, "--strategy", "ekfac,identity"]
+    code, _, err = budwood(*words, "--damping", "0.1mean,0.01", "--threads", 1, "--progress", "none", "--out", "scored")
+    assert code == 0, err
+    halves(tmp_path / "scored", tmp_path)
+    kept = Scores.open(tmp_path / "scored")
+    show = ["influence", "show", "scored", "--query", 2, "--top", 20, "--bottom", 0]
+    for wish in ("ekfac", "0.1mean"), ("ekfac", "0.01"), ("identity", ""):
+        want = kept.row(2, kept.find(wish[0], wish[1] or None))
+        near = 1e-5 * float(np.abs(want).max())
+        part = {}
+        for name in ("whole", "first", "second"):
+            asked = ["--strategy", wish[0], *(["--damping", wish[1]] if wish[1] else []), "--graft", f"{name}.graft"]
+            code, out, err = budwood(*show, *asked, "--json")
+            assert code == 0, err
+            found = json.loads(out)
+            assert found["within"] == f"the weights of {name}.graft" and found["note"] == ""
+            ranked = [r["score"] for r in found["top"]]
+            assert ranked == sorted(ranked, reverse=True) and all("text" in r for r in found["top"])
+            part[name] = np.zeros(20)
+            part[name][[r["number"] for r in found["top"]]] = ranked
+        np.testing.assert_allclose(part["whole"], want, rtol=1e-3, atol=near)
+        np.testing.assert_allclose(part["first"] + part["second"], want, rtol=1e-3, atol=near)
+        assert all(np.abs(part[n] - want).max() > 100 * near for n in ("first", "second"))
+    code, out, err = budwood(*show[:-4], "--top", 1, "--graft", "first.graft")
+    assert code == 0 and "counting only the weights of first.graft" in out, err
 
 
 @pytest.mark.parametrize(
