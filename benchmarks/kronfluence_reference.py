@@ -2,15 +2,25 @@
 
     PYTHONPATH=. python benchmarks/kronfluence_reference.py tests/golden/kronfluence.safetensors
 
-Needs kronfluence (`bench` extra). Everything follows from one seed. The file holds the model's weights, the rows, and
-kronfluence's covariances, Lambda row sums and scores of four strategies at three dampings, empirical Fisher.
+Needs kronfluence (`bench` extra). Everything follows from one seed; a model that the file holds already is kept, as
+another machine would train it to other last digits. The file holds, of four strategies at three dampings:
+
+    model/, train/, query/   the model's weights and the rows
+    A/, G/, L/, scores/      kronfluence's covariances, sums of Lambda, and scores: float64, empirical Fisher
+    scores32/                the same scores by kronfluence in float32, its default
+    drawn/                   scores with a Fisher of labels drawn beforehand (train/drawn), float64
+    twice/                   weights, rows and scores of a toy that applies one layer twice
+
+Also printed: how well the rankings of two seeds of kronfluence's own draws agree, on a model that is less sure.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +43,8 @@ SHAPE = {
 TRAIN, QUERIES, LENGTH = 64, 12, 14
 DAMPINGS = {"1e-08": 1e-8, "0.0001": 1e-4, "0.1mean": None}
 STRATEGIES = ("identity", "diagonal", "kfac", "ekfac")
+STEPS, UNSURE_STEPS = 60, 15  # all rows known; nearly all, and drawn labels are not always the true ones
+TWICE_ROWS, TWICE_QUERIES = 24, 6
 
 
 def rows(seed: int, count: int) -> dict[str, Tensor]:
@@ -51,14 +63,14 @@ def rows(seed: int, count: int) -> dict[str, Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask, "label": label}
 
 
-def tuned(train: dict[str, Tensor]) -> Any:
+def tuned(train: dict[str, Tensor], steps: int = STEPS) -> Any:
     """A BERT trained on the rows until it knows most of them."""
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
     model = BertForSequenceClassification(BertConfig(**SHAPE)).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(60):
+    for _ in range(steps):
         logits = model(input_ids=train["input_ids"], attention_mask=train["attention_mask"]).logits
         loss = F.cross_entropy(logits, train["label"])
         optimizer.zero_grad()
@@ -67,6 +79,21 @@ def tuned(train: dict[str, Tensor]) -> Any:
     right = (logits.argmax(1) == train["label"]).double().mean()
     print(f"train accuracy {right:.3f}, loss {loss:.4f}")
     return model.eval()
+
+
+class Twice(nn.Module):
+    """A classifier of fixed features of one word that applies one linear layer twice."""
+
+    def __init__(self, features_NI: Tensor) -> None:
+        super().__init__()
+        width = features_NI.shape[1]
+        self.features = nn.Embedding.from_pretrained(features_NI, freeze=True)
+        self.inner = nn.Linear(width, width)
+        self.classifier = nn.Linear(width, 3)
+
+    def forward(self, input_ids: Tensor) -> Any:
+        x = torch.tanh(self.inner(self.features(input_ids[:, 0])))
+        return type("Out", (), {"logits": self.classifier(torch.tanh(self.inner(x)))})()
 
 
 class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -87,7 +114,9 @@ def task_class() -> Any:
         def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
             logits = self._logits(batch, model)
             label = batch["label"]
-            if sample:
+            if sample and "drawn" in batch:
+                label = batch["drawn"]
+            elif sample:
                 with torch.no_grad():
                     label = torch.multinomial(logits.softmax(-1).detach(), 1).flatten()
             return F.cross_entropy(logits, label, reduction="sum")
@@ -100,7 +129,7 @@ def task_class() -> Any:
             return -(logits[at, batch["label"]] - others.logsumexp(-1)).sum()
 
         def _logits(self, batch: Any, model: nn.Module) -> Tensor:
-            inputs = {k: v for k, v in batch.items() if k != "label"}
+            inputs = {k: v for k, v in batch.items() if k not in ("label", "drawn")}
             return model(**inputs).logits
 
         def get_attention_mask(self, batch: Any) -> Tensor:
@@ -109,37 +138,101 @@ def task_class() -> Any:
     return Classify()
 
 
-def main(out: Path) -> None:
+Scores = dict[str, Tensor]
+Wish = Callable[..., Any]
+
+
+def scored(
+    model: nn.Module,
+    train: dict[str, Tensor],
+    queries: dict[str, Tensor],
+    factor_args: Wish,
+    score_args: Wish,
+    strategies: tuple[str, ...] = STRATEGIES,
+    then: Callable[[Any], None] = lambda analyzer: None,
+) -> Scores:
+    """score_QN of each strategy and damping; `then` sees the analyzer before its files are gone."""
     from kronfluence.analyzer import Analyzer, prepare_model
+
+    task, out = task_class(), {}
+    with tempfile.TemporaryDirectory() as place:
+        wrapped = prepare_model(copy.deepcopy(model), task)
+        analyzer = Analyzer("reference", wrapped, task, cpu=True, output_dir=place, disable_tqdm=True)
+        for strategy in strategies:
+            analyzer.fit_all_factors(
+                strategy, Rows(train), factor_args=factor_args(strategy=strategy), per_device_batch_size=16
+            )
+            for label, damping in DAMPINGS.items():
+                name = strategy if strategy == "identity" else f"{strategy}@{label}"
+                if name in out:
+                    continue  # no damping without a curvature
+                analyzer.compute_pairwise_scores(
+                    name.replace("@", "-"), strategy, Rows(queries), Rows(train), len(queries["label"]), 16,
+                    score_args=score_args(damping_factor=damping),
+                )  # fmt: skip
+                out[name] = analyzer.load_pairwise_scores(name.replace("@", "-"))["all_modules"]
+        then(analyzer)
+    return out
+
+
+def sampled_args(strategy: str) -> Any:
+    """Arguments in float64 with a Fisher of drawn labels."""
+    from kronfluence.utils.common.factor_arguments import pytest_factor_arguments
+
+    wish = pytest_factor_arguments(strategy=strategy)
+    wish.use_empirical_fisher = False
+    return wish
+
+
+def used_twice(score_args: Wish) -> dict[str, Tensor]:
+    """The toy's weights and rows, and kronfluence's scores by plain gradients with its flag for shared parameters."""
+    from kronfluence.utils.common.factor_arguments import pytest_factor_arguments
+
+    def shared(strategy: str) -> Any:
+        wish = pytest_factor_arguments(strategy=strategy)
+        wish.has_shared_parameters = True
+        return wish
+
+    torch.manual_seed(0)
+    count = TWICE_ROWS + TWICE_QUERIES
+    model = Twice(torch.randn(count, 5)).double()
+    every = {"input_ids": torch.arange(count)[:, None], "label": torch.randint(3, (count,))}
+    train, queries = ({k: v[part] for k, v in every.items()} for part in (slice(TWICE_ROWS), slice(TWICE_ROWS, None)))
+    found = scored(model, train, queries, shared, score_args, ("identity",))
+    weights = {f"model/{k}": v for k, v in model.state_dict().items()}
+    return {**weights, "label": every["label"], "scores": found["identity"].double()}
+
+
+def seeds_agree(train: dict[str, Tensor], queries: dict[str, Tensor]) -> None:
+    """Print how well rankings by two seeds of kronfluence's own draws agree: no other tool's draws can do better."""
+    from kronfluence.utils.common.score_arguments import pytest_score_arguments
+
+    from budwood.linalg.ranking import spearman_by_row
+
+    model, runs = tuned(train, UNSURE_STEPS), []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        runs.append(scored(model, train, queries, sampled_args, pytest_score_arguments, STRATEGIES[1:]))
+    for name, one in runs[0].items():
+        print(f"{name}: seed against seed {spearman_by_row(one.numpy(), runs[1][name].numpy()).mean():.4f}")
+
+
+def main(out: Path, seeds: bool = False) -> None:
+    from kronfluence.arguments import FactorArguments, ScoreArguments
     from kronfluence.utils.common.factor_arguments import pytest_factor_arguments
     from kronfluence.utils.common.score_arguments import pytest_score_arguments
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
 
     torch.set_num_threads(1)
     train, queries = rows(1, TRAIN), rows(2, QUERIES)
     model = tuned(train)
+    if out.exists():
+        model.load_state_dict({k[6:]: v for k, v in load_file(out).items() if k.startswith("model/")}, strict=False)
     found = {f"model/{k}": v.clone() for k, v in model.state_dict().items() if v.is_floating_point()}
     for side, columns in (("train", train), ("query", queries)):
         found |= {f"{side}/{k}": v for k, v in columns.items()}
-    task = task_class()
-    wrapped = prepare_model(model, task)
-    with tempfile.TemporaryDirectory() as place:
-        analyzer = Analyzer("reference", wrapped, task, cpu=True, output_dir=place, disable_tqdm=True)
-        for strategy in STRATEGIES:
-            arguments = pytest_factor_arguments(strategy=strategy)
-            analyzer.fit_all_factors(
-                strategy, Rows(train), factor_args=arguments, per_device_batch_size=16, overwrite_output_dir=True
-            )
-            for label, damping in DAMPINGS.items():
-                scoring = pytest_score_arguments(damping_factor=damping)
-                name = f"{strategy}-{label}"
-                analyzer.compute_pairwise_scores(
-                    name, strategy, Rows(queries), Rows(train), QUERIES, 16, score_args=scoring,
-                    overwrite_output_dir=True,
-                )  # fmt: skip
-                scores = analyzer.load_pairwise_scores(name)["all_modules"]
-                key = strategy if strategy == "identity" else f"{strategy}@{label}"
-                found[f"scores/{key}"] = scores.double()
+
+    def keep_factors(analyzer: Any) -> None:
         loaded = {**analyzer.load_covariance_matrices("ekfac"), **analyzer.load_lambda_matrices("ekfac")}
         for kind, short in (("activation_covariance", "A"), ("gradient_covariance", "G")):
             count = loaded[f"num_{kind}_processed"]
@@ -148,10 +241,26 @@ def main(out: Path) -> None:
         for module, matrix in loaded["lambda_matrix"].items():
             mean = matrix.double() / loaded["num_lambda_processed"][module].double()
             found[f"L/{module}"] = torch.stack([mean.sum(), mean.square().sum()])
+
+    def plain(strategy: str) -> Any:
+        return FactorArguments(strategy=strategy, use_empirical_fisher=True)
+
+    exact = scored(model, train, queries, pytest_factor_arguments, pytest_score_arguments, then=keep_factors)
+    found |= {f"scores/{k}": v.double() for k, v in exact.items()}
+    rounded = scored(copy.deepcopy(model).float(), train, queries, plain, ScoreArguments)
+    found |= {f"scores32/{k}": v for k, v in rounded.items()}
+    # evenly: the model is so sure of its rows that its own draws would be the true labels
+    labels = torch.randint(2, (TRAIN,), generator=torch.Generator().manual_seed(5))
+    found["train/drawn"] = labels
+    drawn = scored(model, {**train, "drawn": labels}, queries, sampled_args, pytest_score_arguments, STRATEGIES[1:])
+    found |= {f"drawn/{k}": v.float() for k, v in drawn.items()}
+    found |= {f"twice/{k}": v for k, v in used_twice(pytest_score_arguments).items()}
     facts = {"kronfluence": "1.0.1", "shape": json.dumps(SHAPE)}
     save_file({k: v.contiguous() for k, v in found.items()}, out, metadata=facts)
     print(f"{out}: {out.stat().st_size / 1e3:.0f} kB, {len(found)} tensors")
+    if seeds:
+        seeds_agree(train, queries)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), seeds=True)

@@ -1,4 +1,4 @@
-"""Parity with kronfluence 1.0.1: four strategies, three dampings, float64, empirical Fisher, from a stored reference.
+"""Parity with kronfluence 1.0.1: four strategies, three dampings, true and drawn labels, from a stored reference.
 
 The reference is made by benchmarks/kronfluence_reference.py; where kronfluence is installed it is made again.
 """
@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from budwood.capture import questions
 from budwood.config.influence import FitConfig
 from budwood.data.batch import Features
 from budwood.linalg.ranking import pearson_by_row, spearman_by_row
@@ -26,8 +27,10 @@ from budwood.methods.influence.pairs import Meeting, Resident
 from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
 from budwood.methods.influence.workshop import Shop, shop_of
 from budwood.models.objective import Head
+from tests.cases import Case
 from tests.conftest import ROOT
-from tests.methods.influence.toys import ALL, fit, reading_of
+from tests.methods.influence import toys
+from tests.methods.influence.toys import ALL, dense_scores, fit, gradients, reading_of
 
 FILE = Path(__file__).with_name("kronfluence.safetensors")
 SETTINGS = [Setting("identity")] + [Setting(s, d) for s in ALL[1:] for d in ("1e-08", "0.0001", "0.1mean")]
@@ -64,7 +67,7 @@ def features(side: str) -> Features:
     )
 
 
-def shop(dtype: torch.dtype = torch.float64) -> Shop:
+def shop(dtype: torch.dtype = torch.float64, fisher: str = "empirical") -> Shop:
     from transformers import BertConfig, BertForSequenceClassification
 
     found, shape = reference()
@@ -72,7 +75,7 @@ def shop(dtype: torch.dtype = torch.float64) -> Shop:
     left = model.load_state_dict({k[6:]: v for k, v in found.items() if k.startswith("model/")}, strict=False)
     assert not left.unexpected_keys and all(k.endswith(("position_ids", "token_type_ids")) for k in left.missing_keys)
     read = reading_of(model.to(dtype).eval(), Head(), ("a", "b"))
-    return shop_of(read, features("train"), FitConfig(task="toy", fisher="empirical", strategy=ALL))
+    return shop_of(read, features("train"), FitConfig(task="toy", fisher=fisher, strategy=ALL))
 
 
 def scores(here: Shop, factors: Factors, settings: list[Setting] = SETTINGS) -> dict[str, np.ndarray]:
@@ -100,12 +103,55 @@ def test_float64_scores_are_those_of_kronfluence(tmp_path: Path) -> None:
         assert pearson_by_row(value, want).min() >= 0.99999, name
 
 
-def test_float32_scores_are_close_to_its_float64(tmp_path: Path) -> None:
+def test_float32_scores_are_as_close_to_its_float64_as_its_own(tmp_path: Path) -> None:
     theirs, _ = reference()
     here = shop(torch.float32)
     ours = scores(here, fit(here, tmp_path))
+    # two neighbours changing places in every query: the least step of a ranking, and machines do not round alike
+    step = 12 / (len(here.train) * (len(here.train) ** 2 - 1))
     for name, value in ours.items():
-        assert spearman_by_row(value, theirs[f"scores/{name}"].numpy()).mean() >= 0.998, name
+        want = theirs[f"scores/{name}"].numpy()
+        found = spearman_by_row(value, want).mean()
+        assert found >= 0.998, name
+        assert found >= spearman_by_row(theirs[f"scores32/{name}"].numpy(), want).mean() - step, name
+
+
+def test_scores_with_the_same_drawn_labels_are_those_of_kronfluence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, _ = reference()
+    drawn = theirs["train/drawn"]
+    monkeypatch.setattr(questions, "sample_labels", lambda logits, targets, index, seed: drawn[list(index)])
+    here = shop(fisher="sampled")
+    ours = scores(here, fit(here, tmp_path), SETTINGS[1:])
+    for name, value in ours.items():
+        want = theirs[f"drawn/{name}"].numpy()
+        assert spearman_by_row(value, want).min() >= 0.9999, name
+        # other labels give other rankings: this is no second comparison of the empirical Fisher
+        assert spearman_by_row(theirs[f"scores/{name}"].numpy(), want).mean() < 0.999, name
+
+
+def test_a_layer_applied_twice_is_right_where_kronfluence_is_wrong(tmp_path: Path) -> None:
+    theirs = {k[6:]: v for k, v in reference()[0].items() if k.startswith("twice/")}
+    model = reference_maker().Twice(theirs["model/features.weight"]).double()
+    model.load_state_dict({k[6:]: v for k, v in theirs.items() if k.startswith("model/")})
+    labels = theirs["label"].tolist()
+    rows = Features.from_lists(
+        [str(i) for i in range(len(labels))], {"input_ids": [[i] for i in range(len(labels))]}, {"label": labels}
+    )
+    c = Case(model, Head(), rows)
+    cfg = FitConfig(task="toy", fisher="empirical", strategy=ALL)
+    here = shop_of(reading_of(model, c.objective, ("a", "b", "c")), rows, cfg)
+    assert {m.name for m in here.maps} == {"inner", "classifier"}
+    queries, setting = np.arange(len(labels))[-len(theirs["scores"]) :], Setting("identity")
+    train = theirs["scores"].shape[1]
+    factors = fit(here, tmp_path)
+    asked = {k: v[queries] for k, v in gradients(c, here, lambda z, t: -c.objective.margin(z, t)).items()}
+    want = dense_scores(asked, gradients(c, here), factors, setting)[:, :train]
+    ours = toys.scores(here, factors, [setting], queries)[0][:, :train]
+    scale = np.abs(want).max()
+    assert np.abs(ours - want).max() <= 1e-6 * scale
+    assert np.abs(theirs["scores"].numpy() - want).max() > 0.01 * scale  # it keeps one of the two uses
 
 
 def test_factors_are_those_of_kronfluence(tmp_path: Path) -> None:
@@ -117,10 +163,15 @@ def test_factors_are_those_of_kronfluence(tmp_path: Path) -> None:
         for side, key in (("A", f"A/{m.source}"), ("G", f"G/{m.name}")):
             want = theirs[f"{side}/{own}"]
             assert (factors.tensor(key) - want).abs().max() <= 1e-9 * want.abs().max(), (side, own)
+        b = factors.basis(m.name)
+        for q, values, key in ((b.q_II, b.l_I, f"A/{m.source}"), (b.q_OO, b.l_O, f"G/{m.name}")):
+            whole = factors.tensor(key)
+            scale = min(1.0, float(whole.abs().max()))  # output gradients are small
+            assert (q @ values.diag() @ q.T - whole).abs().max() <= 1e-10 * scale, key
         moments = factors.tensor(f"ekfac/{m.name}")
         total, squares = theirs[f"L/{own}"]
         assert float(moments.sum()) == pytest.approx(float(total), rel=1e-8)
-        assert float(moments.square().sum()) == pytest.approx(float(squares), rel=1e-6)
+        assert float(moments.square().sum()) == pytest.approx(float(squares), rel=1e-8)
 
 
 def test_factors_there_and_back(tmp_path: Path) -> None:
@@ -185,5 +236,8 @@ def test_either_scores_with_the_factors_of_the_other(tmp_path: Path) -> None:
 def test_the_reference_is_what_kronfluence_says(tmp_path: Path) -> None:
     reference_maker().main(tmp_path / "again.safetensors")
     again, stored = reference(tmp_path / "again.safetensors")[0], reference()[0]
-    for name in [k for k in stored if k.startswith("scores/")]:
-        assert spearman_by_row(again[name].numpy(), stored[name].numpy()).min() >= 0.9999
+    assert again.keys() == stored.keys()
+    for name in [k for k in stored if k.startswith(("scores/", "drawn/", "twice/scores"))]:
+        assert spearman_by_row(again[name].numpy(), stored[name].numpy()).min() >= 0.9999, name
+    for name in [k for k in stored if k.startswith("scores32/")]:  # rounded otherwise: the bar of float32 itself
+        assert spearman_by_row(again[name].numpy(), stored[name].numpy()).mean() >= 0.998, name

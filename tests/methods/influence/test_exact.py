@@ -130,6 +130,23 @@ def test_one_layer_at_one_position_is_exact(kind: str, damping: float, tmp_path:
         np.testing.assert_allclose(mine, want, rtol=1e-8, atol=1e-10 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_loss_and_margin_rank_alike(classes: int, tmp_path: Path) -> None:
+    """A row's loss is log(1 + exp(-margin)): its gradient is the margin's times one positive number of the query."""
+    c, shop = around(Net(5, 16, classes), False, classes)
+    settings = [Setting("identity"), *(Setting(s, d) for s in ALL[1:] for d in ("1e-08", "0.0001", "0.1mean"))]
+    factors = fit(shop, tmp_path, np.arange(ROWS))
+    loss, margin = (
+        scores(shop, factors, settings, QUERIES, question=question)[:, :, :ROWS] for question in ("loss", "margin")
+    )
+    with torch.no_grad():
+        wrong_Q = 1 - (-c.objective.loss(c.objective.logits(c.model, c.batch()), c.objective.targets(c.batch()))).exp()
+    for setting, by_loss, by_margin in zip(settings, loss, margin):
+        assert spearman_by_row(by_loss, by_margin).min() >= 1 - 1e-12, setting
+        want = wrong_Q[QUERIES, None].numpy() * by_margin
+        assert np.abs(by_loss - want).max() <= 1e-9 * np.abs(want).max(), setting
+
+
 def trained() -> Net:
     """Two layers, tuned until most rows are known."""
     model = Net(6, 16, 3).double()
@@ -154,3 +171,21 @@ def test_two_layers_are_nearer_to_the_whole_matrix_than_plain_gradients(tmp_path
         found = {s.strategy: float(spearman_by_row(mine, want).mean()) for s, mine in zip(settings, got)}
         record_property(f"spearman at damping {damping:g}", found)
         assert min(found["kfac"], found["ekfac"]) > found["identity"] > 0, (damping, found)
+
+
+def test_drawn_labels_come_nearer_to_the_exact_ones_the_more_runs_are_averaged(tmp_path: Path) -> None:
+    _, exact = around(trained(), False)
+    settings = [Setting(s, "0.1mean") for s in ALL[1:]]
+
+    def scored(shop: Shop, name: str) -> np.ndarray:
+        return scores(shop, fit(shop, tmp_path / name, np.arange(ROWS)), settings, QUERIES)[:, :, :ROWS]
+
+    want = scored(exact, "exact")
+    drawing = [replace(exact, labels="sampled", cfg=exact.cfg.model_copy(update={"seed": seed})) for seed in range(16)]
+    runs = np.stack([scored(shop, str(seed)) for seed, shop in enumerate(drawing)])
+    for i, setting in enumerate(settings):
+        found = []
+        for many in (1, 4, 16):  # all 16 runs count every time, in groups that are averaged
+            means = runs[:, i].reshape(-1, many, *want[i].shape).mean(1)
+            found.append(float(np.mean([spearman_by_row(mean, want[i]).mean() for mean in means])))
+        assert found[0] < found[1] < found[2], (setting, found)
