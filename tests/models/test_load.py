@@ -239,6 +239,12 @@ def test_adapters_are_merged(models, tmp_path, mode):
         torch.testing.assert_close(got.model(**batch.inputs).logits, adapted(**batch.inputs).logits)
     assert set(named(got.model)) == set(named(base.model))
     assert got.fresh == (("pooler.dense.bias", "pooler.dense.weight") if mode == "head" else ())
+    assert all(p.requires_grad for p in got.model.parameters())  # a model like any other
+    apart = load(resolve(str(tmp_path / "lora")), mode, SPEC, seed=1, merge=False)
+    with torch.no_grad():
+        torch.testing.assert_close(apart.model(**batch.inputs).logits, adapted(**batch.inputs).logits)
+    trained = {n for n, p in named(apart.model).items() if p.requires_grad}
+    assert trained and all("lora_" in n or "modules_to_save" in n for n in trained)
 
 
 def test_hash_sees_names_shapes_and_values():

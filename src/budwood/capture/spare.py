@@ -116,10 +116,8 @@ def _first_alone(module: Any, fill: float) -> Any:
     def forward(input: Tensor) -> Tensor:  # named as the layer names it
         if input.dim() != 3 or input.shape[1] == 1:
             return F.linear(input, module.weight, module.bias)
-        first_B1O = F.linear(input[:, 0], module.weight, module.bias)[
-            :, None
-        ]  # a matrix: one product, no batch of them
-        return F.pad(first_B1O, (0, 0, 0, input.shape[1] - 1), value=fill)
+        first_BO = F.linear(input[:, 0], module.weight, module.bias)  # of a matrix: one product, no batch of them
+        return F.pad(first_BO[:, None], (0, 0, 0, input.shape[1] - 1), value=fill)
 
     return forward
 

@@ -1,4 +1,4 @@
-"""`budwood influence fit|score|self|index|query|show`."""
+"""`budwood influence fit|score|self|index|import|query|show|export`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def register(app: App) -> None:
     _runs(part)
     _answers(part)
     part.command(_show, name="show")
+    part.command(_export, name="export")
 
 
 def _runs(part: App) -> None:
@@ -175,6 +176,22 @@ def _show(
     else:
         write_text(out, text + "\n")
         print(f"in {out}", file=sys.stderr)
+    return 0
+
+
+def _export(run: Path, out: Path) -> int:
+    """EKFAC factors of a run as kronfluence's files, for its Analyzer to score with.
+
+    Parameters
+    ----------
+    run
+        A run of `influence fit`, or another that has fitted factors.
+    out
+        The directory to write, named as kronfluence looks for it: .../ANALYSIS/factors_NAME.
+    """
+    from budwood.methods.influence.foreign import export
+
+    print(f"in {export(run, out)}", file=sys.stderr)
     return 0
 
 

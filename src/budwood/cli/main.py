@@ -31,7 +31,7 @@ COMMANDS = {
     "inject": ("inject", "teach a new skill while keeping others: EWC, L2, replay, and what each costs"),
     "graft": ("graft", "cut a fine-tuned skill out as a small file: learn, show, overlap, stitch, subtract"),
     "probe": ("probe", "a probe on every layer of every model, with control task, description length and baselines"),
-    "influence": ("influence", "which training examples made a prediction: fit, score, self, index, query, show"),
+    "influence": ("influence", "which training examples made a prediction: fit, score, self, query, show ..."),
     "validate": ("validate", "are scores true: lds, counterfactual, brittleness, mislabel, recall, by retraining"),
     "recipe": ("recipe", "run a YAML list of verbs as one study that can be stopped and carried on"),
     "report": ("report", "runs as one self-contained page: opens from a file, needs no network"),

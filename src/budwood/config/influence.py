@@ -40,6 +40,11 @@ class FactorConfig(Config):
     diagonal_for: Annotated[tuple[str, ...], Parameter(group=INFLUENCE, negative="")] = Field(
         (), description="Also embedding, layernorm: covered with a diagonal."
     )
+    adapter: Annotated[Literal["merged", "own"], Parameter(group=INFLUENCE)] = Field(
+        "merged",
+        description="Of a PEFT adapter. merged: the matrices of its base, with the adapter in them; own: the adapter's "
+        "own matrices, which are all that was trained.",
+    )
     train_split: Annotated[str, Parameter(group=INFLUENCE)] = Field("train", description="Split of the training rows.")
     reduce: Annotated[Literal["mean", "sum"] | None, Parameter(group=INFLUENCE)] = Field(
         None,
@@ -102,7 +107,9 @@ class GivenConfig(FactorConfig):
     """Factors that may be there already."""
 
     factors: Annotated[Path | None, Parameter(group=INFLUENCE)] = Field(
-        None, description="A run of `influence fit` whose factors are used; default: fitted here."
+        None,
+        description="A run of `influence fit` whose factors are used, or a factors directory of kronfluence; default: "
+        "fitted here.",
     )
 
     @model_validator(mode="after")

@@ -69,11 +69,14 @@ class Loaded:
     fresh: tuple[str, ...]
 
 
-def load(ref: ModelRef, mode: Mode, head: HeadSpec | None = None, *, seed: int = 0, device: str = "cpu") -> Loaded:
+def load(
+    ref: ModelRef, mode: Mode, head: HeadSpec | None = None, *, seed: int = 0, device: str = "cpu", merge: bool = True
+) -> Loaded:
     """The model of a reference for a mode: float32, evaluation mode; what the checkpoint lacks comes from `seed` alone.
 
     A checkpoint's head is kept where its labels are those asked for (in any order: its rows are put into the order of
-    `head.labels`), and made afresh otherwise.
+    `head.labels`), and made afresh otherwise. With `merge=False` an adapter's matrices stay beside those of its base,
+    and only what it trained requires a gradient.
     """
     if ref.kind == "graft":
         raise ModelError(f"'{ref.text}' is a graft, not a model. Give the model it is for: MODEL+{ref.text}.")
@@ -93,7 +96,7 @@ def load(ref: ModelRef, mode: Mode, head: HeadSpec | None = None, *, seed: int =
     tokenizer = load_tokenizer(ref)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, "fresh weights"))
-        model, fresh = _adapted(ref, mode, head) if ref.base else _plain(ref, mode, head)
+        model, fresh = _adapted(ref, mode, head, merge) if ref.base else _plain(ref, mode, head)
     if ref.grafts:
         fresh = put_grafts(ref, model, head.labels if mode == "head" else (), fresh, head.task)
     # sequence classifiers of causal families find the last token by this id: it must be the one batches are padded with
@@ -332,8 +335,8 @@ def _pooled(ref: ModelRef, head: HeadSpec) -> tuple[nn.Module, tuple[str, ...]]:
     return model, ("head.bias", "head.weight")
 
 
-def _adapted(ref: ModelRef, mode: Mode, head: HeadSpec) -> tuple[nn.Module, tuple[str, ...]]:
-    """The base of an adapter with the adapter merged into its weights."""
+def _adapted(ref: ModelRef, mode: Mode, head: HeadSpec, merge: bool = True) -> tuple[nn.Module, tuple[str, ...]]:
+    """The base of an adapter with the adapter merged into its weights, or (`merge=False`) beside them."""
     try:
         from peft import PeftModel
     except ImportError as error:
@@ -346,11 +349,13 @@ def _adapted(ref: ModelRef, mode: Mode, head: HeadSpec) -> tuple[nn.Module, tupl
     model, fresh = _adapted(ref.base, mode, head) if ref.base.base else _plain(ref.base, mode, head)
     before = {n: p.detach().clone() for n, p in named(model).items() if n in fresh}
     try:
-        merged = PeftModel.from_pretrained(model, str(ref.path)).merge_and_unload()
+        patched = PeftModel.from_pretrained(model, str(ref.path), is_trainable=not merge)
+        # reading an adapter freezes its base: merged, it is a model like any other
+        joined = patched.merge_and_unload().requires_grad_(True) if merge else patched.get_base_model()
     except (ValueError, RuntimeError, KeyError, OSError, SafetensorError, UnpicklingError) as error:
         raise ModelError(f"The adapter '{ref.text}' does not fit its base ({_first_line(error)}).") from error
-    after = named(merged)
-    return merged, tuple(n for n in fresh if n in after and torch.equal(after[n], before[n]))
+    after = named(joined)
+    return joined, tuple(n for n in fresh if n in after and torch.equal(after[n], before[n]))
 
 
 def positions(model: nn.Module, tokenizer: Any) -> int:

@@ -17,11 +17,11 @@ from budwood.config.influence import ScoreConfig
 from budwood.data.batch import Features
 from budwood.data.opened import Key
 from budwood.data.task import Task
-from budwood.engine.jobs import Job
+from budwood.engine.jobs import Job, one_thread
 from budwood.engine.local import run_jobs
 from budwood.errors import ConfigError
 from budwood.methods.influence.factors import Factors, settings_of
-from budwood.methods.influence.memory import BASE
+from budwood.methods.influence.memory import BASE, sizes
 from budwood.methods.influence.pairs import MET, QUERY_TILE, TILE, Blocks, OnDisk, Resident, held_for
 from budwood.methods.influence.precondition import (
     Preconditioner,
@@ -33,7 +33,7 @@ from budwood.methods.influence.precondition import (
     query_blocks,
 )
 from budwood.methods.influence.queries import encoded, query_rows
-from budwood.methods.influence.sided import Sided, sided_bytes
+from budwood.methods.influence.sided import SIDES, Sided, sided_bytes
 from budwood.methods.influence.thin import WAY, Thin, thin_numbers
 from budwood.methods.influence.workshop import TOKENS, Shop, memory_budget, open_shop
 from budwood.params.select import layer_of
@@ -108,7 +108,7 @@ class Asked:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """All query blocks: from the file where there is one, else computed here."""
+        """All query blocks: computed here, or from the file that `settle` has made of them."""
         rank, like = self.cfg.query_rank, self.shop.like
         if not self.sided and self.file.exists():
             return OnDisk.at(self.file, self.ready, self.rows, like)
@@ -128,20 +128,20 @@ class Asked:
         """
         if self.cfg.query_rank is not None or self.summed or self.cfg.per_token:
             return False
-        if not better_sided(self.ready, self.queries):
-            return False
-        need = sided_bytes(self.ready, self.queries)
-        return self.cfg.max_memory is None or (need is not None and need * SPARE < room(self))
+        return better_sided(self.ready, self.queries, None if self.cfg.max_memory is None else room(self))
 
     def fill(self, blocks: Blocks) -> None:
-        """Compute all query blocks."""
+        """Compute all query blocks, on one thread as every shard is: workers that do so each have the same ones."""
         question = measurement(self.shop.read.objective, self.cfg.measurement)
         every, most = np.arange(len(self.queries)), self.cfg.query_batch or 64
         put_sides = blocks.put_sides if isinstance(blocks, Sided) else None
-        query_blocks(self.shop, self.ready, self.queries, every, question, blocks.put, most, put_sides)
+        with one_thread():
+            query_blocks(self.shop, self.ready, self.queries, every, question, blocks.put, most, put_sides)
 
     def settle(self) -> None:
-        """Before any shard: blocks too large to be held by each worker go to a file, once for all of them."""
+        """Before any shard: blocks that are too large to be held by each worker, and so are their sides, go to a file,
+        once for all workers.
+        """
         if not self.sided and self.file.exists():
             return
         left, rank = room(self), self.cfg.query_rank
@@ -195,10 +195,14 @@ def _asked(key: Key) -> Asked:
     return Asked(shop, ready, queries, cfg, given)
 
 
-def better_sided(ready: Preconditioner, queries: Features) -> bool:
-    """Whether blocks are too large to be held, but not their sides."""
-    need = sided_bytes(ready, queries)
-    return need is not None and need <= RESIDENT < bytes_needed(ready, len(queries))
+def better_sided(ready: Preconditioner, queries: Features, left: int | None = None) -> bool:
+    """Whether blocks are too large to be held, but not their sides; `left`: bytes for them (None: the usual)."""
+    need, whole = sided_bytes(ready, queries), bytes_needed(ready, len(queries))
+    if need is None or need > SIDES:
+        return False
+    if left is None:
+        return whole > RESIDENT
+    return need * SPARE < left and (whole > RESIDENT or whole * SPARE >= left)
 
 
 def query_file(arguments: dict[str, Any], part: Path) -> None:
@@ -218,11 +222,15 @@ def room(asked: Asked) -> int:
     cfg, shop, size = asked.cfg, asked.shop, asked.shop.like.element_size()
     settings = len(asked.ready.settings)
     fixed = BASE + 3 * size * sum(p.numel() for p in shop.model.parameters())
-    # gradients of rows, made and weighed; queries, read and weighed; both once more in bfloat16
+    fixed += size * sizes(shop).sides * bool(asked.ready.bases)
+    fixed += size * sum(w.numel() for w in asked.ready.weights.values() if w is not None)
+    # gradients of rows, made and weighed (or what queries make of single positions); queries, read and weighed; both
+    # once more in bfloat16
     every = settings * asked.rows * sum(m.out * m.columns for m in shop.maps)
     fixed += size * (3 * TILE + 3 * min(QUERY_TILE, every))
     sides = sum(m.out + (m.columns if m.source == m.name else 0) for m in shop.maps)
-    fixed += 3 * size * sides * max(TOKENS, int(shop.train.lengths_N.max()))  # activations of a batch and its sides
+    longest = max(int(f.lengths_N.max()) for f in (shop.train, asked.queries))
+    fixed += 3 * size * sides * max(TOKENS, longest)  # activations of a batch and its sides
     fixed += held_bytes(asked)  # and of those that wait
     met = min(cfg.train_batch or MET, len(shop.train))
     fixed += 3 * settings * asked.rows * size * met  # scores of a product, put together

@@ -14,6 +14,7 @@ from budwood.methods.influence.asked import RESIDENT
 from budwood.methods.influence.evidence import ROWS
 from budwood.methods.influence.moments import covariances
 from budwood.methods.influence.queries import query_rows
+from budwood.methods.influence.sided import SIDES
 from budwood.methods.influence.thin import thin_numbers
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.models.reference import ModelRef
@@ -60,7 +61,7 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
         "scores": bool(queries) * (walk + 2.0 * weights * tokens + 2.0 * weights * rows * queries * len(own)),
     }
     blocks = 4 * queries * (weights if rank is None else thin_numbers(shop.maps, rank))
-    held = blocks if rank is not None or blocks <= RESIDENT else 0  # else in a file, at most: see `Asked.sided`
+    held = blocks if rank is not None or blocks <= RESIDENT else min(blocks, SIDES)  # the rest in a file, at most
     return {
         "mode": shop.read.mode,
         "fisher": shop.labels,

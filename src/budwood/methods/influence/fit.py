@@ -248,8 +248,9 @@ def _covariance(bench: Bench, place: Path, ranges: Sequence[tuple[int, int]]) ->
     with bench.progress.stage("covariance", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, bench.wish, lambda job: bar.advance(1))
         _noted(jobs, bench.shop)
-        if not target.exists():
-            total = made.merged(tree.load(j.output)[0] for j in jobs)
+        total = None if target.exists() else made.merged(tree.load(j.output)[0] for j in jobs)
+    if total is not None:
+        with bench.progress.stage("save"):
             tree.save(target, made.means(total, bench.shop.like.dtype), {"artefact": "influence covariance"})
     return [[job for h, job in halves if h == half] for half in (0, 1)]
 
@@ -273,6 +274,7 @@ def _eigen(bench: Bench, place: Path) -> None:
     with bench.progress.stage("eigen", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, bench.wish, lambda job: bar.advance(1))
         found = {k: v for j in jobs for k, v in tree.load(j.output)[0].items()}
+    with bench.progress.stage("save"):
         tree.save(target, found, {"artefact": "influence eigenbases"})
 
 
@@ -301,6 +303,7 @@ def _moments(bench: Bench, place: Path, home: Path, ranges: Sequence[tuple[int, 
         for key in list(other):
             one[key].add_(other.pop(key))
         mean = {k: (v / max(1, sum(rows))).to(bench.shop.like.dtype) for k, v in one.items()}
+    with bench.progress.stage("save"):
         tree.save(place / "moments.safetensors", mean, {"artefact": "influence second moments"})
     return evidence
 

@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from budwood.capture.stream import Map
-from budwood.config.influence import ImportConfig
+from budwood.config.influence import STRATEGIES, FitConfig, ImportConfig
 from budwood.data.task import Task
-from budwood.errors import DataError, StoreError
+from budwood.errors import ConfigError, DataError, StoreError
 from budwood.methods.influence import factors as made
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.fit import identity
 from budwood.methods.influence.scores import Matrix, writing_scores
-from budwood.methods.influence.workshop import Shop
+from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
 from budwood.models.reference import ModelRef
 from budwood.params import tree
@@ -181,43 +181,89 @@ def write_kronfluence(factors: Factors, model: nn.Module, out: Path) -> None:
         write_json(part / "factor_arguments.json", told)  # without it the Analyzer does not find the rest
 
 
+def is_kronfluence(path: Path) -> bool:
+    """Whether a directory holds kronfluence's factors."""
+    return any((path / f"{file}.safetensors").exists() for file in ("lambda_matrix", "activation_eigenvectors"))
+
+
 def read_kronfluence(path: Path, shop: Shop, out: Path) -> Factors:
-    """A kronfluence `factors_NAME` directory as factors of our model at `out`; modules are matched by name."""
-    names = module_names(shop.model, shop.maps)
-    theirs = {f: _tensors(path / f"{f}.safetensors") for f in (*FILES, *COUNTS.values())}
+    """A kronfluence `factors_NAME` directory as factors of our model at `out`; modules are matched by name.
+
+    Its strategies are those whose files are there: ekfac has all of them, kfac no Lambda, diagonal nothing else.
+    """
+    names, rows = module_names(shop.model, shop.maps), len(shop.train)
+    _check_labels(path, shop)
+    turned, moments = ((path / f"{f}.safetensors").exists() for f in ("activation_eigenvectors", "lambda_matrix"))
+    kind = "ekfac" if turned else "diagonal"
+    files = [f for f in FILES if (moments if f == "lambda_matrix" else turned)]
     tensors: dict[str, Tensor] = {}
-    for file, key in FILES.items():
+    for file in files:
+        theirs = _tensors(path / f"{file}.safetensors")
+        count = _tensors(path / f"{COUNTS[file]}.safetensors") if file in COUNTS else {}
         for m in shop.maps:
-            value = _of(theirs[file], names[m.name], path / file)
-            if file in COUNTS:
-                value = value / _of(theirs[COUNTS[file]], names[m.name], path / file).to(value).clamp_min(1)
-            tensors.setdefault(key(m), value.to(shop.like.dtype))
-    for m in shop.maps:
-        if tuple(tensors[f"ekfac/{m.name}"].shape) != (m.out, m.columns):
-            raise StoreError(
-                f"{path}: '{names[m.name]}' has Lambda {list(tensors[f'ekfac/{m.name}'].shape)}, this model's module "
-                f"is {[m.out, m.columns]}. The factors are of another model."
-            )
-    groups = {"covariance": ("A", "G"), "eigen": ("qA", "lA", "qG", "lG"), "moments": ("ekfac",)}
+            value = _of(theirs, names[m.name], path / file)
+            if count:
+                value = value / _of(count, names[m.name], path / file).to(value).clamp_min(1)
+            key = f"{kind}/{m.name}" if file == "lambda_matrix" else FILES[file](m)
+            wanted = _shape(file, m)
+            if tuple(value.shape) != wanted:
+                raise StoreError(
+                    f"{path}: '{names[m.name]}' has a {file} of {list(value.shape)}, and for this model's module it is "
+                    f"{list(wanted)}. The factors are of another model."
+                )
+            tensors.setdefault(key, value.to(shop.like.dtype))
+    groups = {"covariance": ("A", "G"), "eigen": ("qA", "lA", "qG", "lG"), "moments": ("ekfac", "diagonal")}
     for file, kinds in groups.items():
-        mine = {k: v for k, v in tensors.items() if k.split("/")[0] in kinds}
-        tree.save(out / f"{file}.safetensors", mine, {"artefact": f"influence {file}", "from": "kronfluence"})
-    rows = len(shop.train)
-    facts = {
-        "rows": rows,
-        "fit_rows": rows,
-        "strategies": ["ekfac", "kfac"],
-        "evidence": {},
-        "growth": [],
-        "skipped": [],
-    }
-    write_text(out / "factors.json", made.facts_json(shop.maps, {**facts, **identity(shop)}))
+        if mine := {k: v for k, v in tensors.items() if k.split("/")[0] in kinds}:
+            tree.save(out / f"{file}.safetensors", mine, {"artefact": f"influence {file}", "from": "kronfluence"})
+    strategies = ["kfac"] * turned + [kind] * moments
+    nothing = {"evidence": {}, "growth": [], "skipped": []}
+    facts = {"rows": rows, "fit_rows": rows, "strategies": sorted(strategies), **nothing, **identity(shop)}
+    write_text(out / "factors.json", made.facts_json(shop.maps, facts))
     return Factors.open(out)
+
+
+def _shape(file: str, m: Map) -> tuple[int, ...]:
+    """The shape of a map's tensor in one of kronfluence's files."""
+    if file == "lambda_matrix":
+        return m.out, m.columns
+    wide = m.columns if file.startswith("activation") else m.out
+    return (wide,) if file.endswith("eigenvalues") else (wide, wide)
+
+
+def _check_labels(path: Path, shop: Shop) -> None:
+    """Refuse factors whose labels are not those asked for: they are part of what the scores are of."""
+    file = path / "factor_arguments.json"
+    if not file.exists():
+        return
+    theirs = "empirical" if read_json(file).get("use_empirical_fisher") else "sampled"
+    if theirs != shop.labels:
+        raise ConfigError(f"The factors in {path} are of {theirs} labels, not {shop.labels}. Give --fisher {theirs}.")
+
+
+def export(run: Path, out: Path) -> Path:
+    """`influence export`: the EKFAC factors of a run as kronfluence's directory `out`."""
+    if out.exists():
+        raise StoreError(f"{out} is there already. Give the name of a directory that is not.")
+    if not (run / "run.json").exists():
+        raise StoreError(f"There is no run {run}. Give a run of `influence fit`.")
+    found = read_json(run / "run.json")
+    shop = open_shop(settings_for(FitConfig(**_own(found["given"])), found["models"][0]))
+    factors = Factors.open(run)
+    factors.check(identity(shop))
+    write_kronfluence(factors, shop.model, out)
+    return out
+
+
+def _own(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run of `fit`, `score`, `self` or `index` that its factors depend on."""
+    own = {k: v for k, v in given.items() if k in FitConfig.model_fields}
+    return {**own, "strategy": [s for s in own.get("strategy", ()) if s in STRATEGIES] or ["ekfac"]}
 
 
 def _tensors(path: Path) -> Mapping[str, Tensor]:
     if not path.exists():
-        raise StoreError(f"There is no {path}: kronfluence's directory of EKFAC factors has {', '.join(FILES)}.")
+        raise StoreError(f"There is no {path}: kronfluence's directory of factors is not whole.")
     return tree.load(path)[0]
 
 

@@ -37,7 +37,8 @@ def grown(bench: Bench) -> Factors:
         # kfac reads its curvature off the bases' own covariances, so there these go on growing
         settled = None if "kfac" in bench.shop.cfg.strategy else BASES
         factors = fitted_on(bench, size, before_it, bench.path / "growth" / str(size), settled)
-        now = _calibration(bench.shop, factors, bench.dampings[0])
+        with bench.progress.stage("calibration"):
+            now = _calibration(bench.shop, factors, bench.dampings[0])
         agreement = None if before is None else float(spearman_by_row(before, now).mean())
         steps.append({"rows": size, "spearman": agreement})
         said = "" if agreement is None else f", Spearman with the last size {agreement:.4f}"

@@ -73,7 +73,7 @@ def index(session: Session) -> dict[str, Any]:
         entries.enough(shop.maps, count)
         need = of_products(shop, count, entries.calibrated(cfg.calibration, count))
     rows_within(shop, need, coords.ROWS)  # too little memory is said before anything is done
-    factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
+    factors = given_factors(cfg.factors, shop, bench.path) if cfg.factors else fitted(bench)
     asked = {
         **own,
         "factors": str(factors.path),

@@ -47,7 +47,7 @@ def itself(session: Session) -> dict[str, Any]:
         measurement(shop.read.objective, cfg.measurement)  # what cannot be asked is refused before the work
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress, cfg.damping)
     _tokens(shop, len(settings_of(cfg.strategy, cfg.damping)), 1 + (cfg.measurement != "loss"))  # too little is refused
-    factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
+    factors = given_factors(cfg.factors, shop, bench.path) if cfg.factors else fitted(bench)
     given = {**own, "factors": str(factors.path), "damping": list(cfg.damping), "measurement": cfg.measurement}
     pieces = _shards(shop)
     jobs = [

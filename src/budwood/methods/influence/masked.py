@@ -48,7 +48,8 @@ def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: P
     mask = mask_of(shop.maps, {n: loaded.index[n] for n in loaded.index})
     if not mask:
         raise StoreError(f"{graft} changes no weight of the {len(shop.maps)} modules that are scored.")
-    factors = Factors.open(cfg.factors or run)
+    own = (run / "factors" / "factors.json").exists()  # fitted there, or read from another tool's files
+    factors = Factors.open(run if own or not cfg.factors else cfg.factors)
     factors.check(identity(shop))
     row = _query(shop.read.task, scores.query_ids[query])
     asked = query_weights(shop, factors, Setting(matrix.strategy, matrix.damping), shop.read.encode([row]), mask, cfg)
@@ -153,7 +154,7 @@ def masked_scores(shop: Shop, asked: Mapping[str, Tensor], mask: Mapping[str, Te
         part = torch.zeros(len(index), dtype=torch.float64)
 
         def take(m: Map, grad_BOI: Tensor, part: Tensor = part) -> None:
-            if m.name in mask:
+            if m.name in mask and m.name in asked:  # a query's gradient need not reach every map
                 part[: len(grad_BOI)] += (grad_BOI.flatten(1)[:, mask[m.name]] @ asked[m.name]).double()
 
         took = gradients(shop, shop.train, index, Question(), take)

@@ -67,7 +67,9 @@ class Resident:
     def rows(
         self, name: str, block: str, first: int, last: int, queries: slice = EVERY, room: Tensor | None = None
     ) -> Tensor:
-        """A view of some outputs."""
+        """A view of some outputs; zeros where no query's gradient has reached the map."""
+        if (name, block) not in self.tensors and room is not None:
+            return room.zero_().view(len(range(self.queries)[queries]), -1)
         return self.tensors[name, block][queries, first:last].flatten(1)
 
 
@@ -252,6 +254,7 @@ class Meeting:
 
     def _meet_single(self, m: Map, terms: Sequence[Term], pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """The same of rows that have one position: gᵀ (V_q a) takes as many FLOPs, and no gradient is made."""
+        assert not self.exact  # columns that only `half` has
         g_BO, a_BI = (torch.cat([pair[side][:, 0] for pair in pairs]) for side in (0, 1))
         width = self.queries * len(terms)
         most = max(1, TILE // max(1, len(g_BO) * width))  # outputs whose V_q a fit into a tile

@@ -181,8 +181,8 @@ def query_blocks(
 ) -> None:
     """Every block of the queries at `order`, part by part: `put(map, part, positions in order, part_QOI)`.
 
-    With `put_sides(map, part, positions in order, left_QTO, right_QTI)`, blocks that are the products of two sides go
-    there, and are not made.
+    With `put_sides(map, part, positions in order, left_QTO, right_QTI)`, weights of blocks that are the products of two
+    sides go there, and are not made.
     """
 
     def give(m: Map, block: str, at: np.ndarray, value_QOI: Tensor) -> None:
@@ -191,10 +191,13 @@ def query_blocks(
 
     def give_product(m: Map, block: str, at: np.ndarray, left_BTO: Tensor, right_BTI: Tensor) -> None:
         if put_sides is None:
-            give(m, block, at, outer_(left_BTO.new_empty(len(at), m.out, m.columns), left_BTO, right_BTI))
+            give(m, block, at, outer_(left_BTO.new_empty(len(left_BTO), m.out, m.columns), left_BTO, right_BTI))
             return
         for part in parts_of(m, block):
-            put_sides(m.name, part.name, at, left_BTO, right_BTI[..., part.columns])
+            if part.bias:
+                put(m.name, part.name, at, left_BTO.sum(1)[..., None])
+            else:
+                put_sides(m.name, part.name, at, left_BTO, right_BTI[..., part.columns])
 
     place = {int(n): i for i, n in enumerate(order)}
     turner = Turner(ready.bases)
@@ -205,6 +208,8 @@ def query_blocks(
 
         def use(_: int, m: Map, s: Sides, at: np.ndarray = at) -> None:
             g_BTO, a_BTI = s.live()
+            if len(g_BTO) != len(at):  # a query has no finite loss, and is about to be named
+                return
             blocks = ready.blocks(m.name)
             if RAW in blocks:
                 give_product(m, RAW, at, g_BTO, with_one(a_BTI, m))

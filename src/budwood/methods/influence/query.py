@@ -102,6 +102,8 @@ def question_row(cfg: QueryConfig, task: Task, index: Index) -> tuple[Row, dict[
         raise DataError(f"Task '{task.name}' has two texts per row. Give the second with --text-pair.")
     row = Row("asked", cfg.asked_text, cfg.asked_pair)
     if task.kind == "text":
+        if cfg.asked_label is not None:
+            raise DataError(f"--label was given, and texts of task '{task.name}' have none. Leave it away.")
         return row, {}
     if task.kind == "regression":
         value = _number(cfg.asked_label, task)

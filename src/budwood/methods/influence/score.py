@@ -23,6 +23,7 @@ from budwood.engine.run import run_all
 from budwood.methods.influence.asked import Asked, asked_of, groups_of, held_bytes
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.fit import Bench, fitted, identity
+from budwood.methods.influence.foreign import is_kronfluence, read_kronfluence
 from budwood.methods.influence.outcome import Outcome, assembled, write
 from budwood.methods.influence.pairs import MET, Meeting, multiplies_bf16
 from budwood.methods.influence.precondition import measurement
@@ -58,7 +59,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
         encoded(shop.read, query_rows(task, cfg))  # what cannot be asked is refused before the work
         measurement(shop.read.objective, cfg.measurement)
     bench = Bench(shop, own, place / "factors", cfg, progress, cfg.damping)
-    factors = given_factors(cfg.factors, shop) if cfg.factors else fitted(bench)
+    factors = given_factors(cfg.factors, shop, place / "factors") if cfg.factors else fitted(bench)
     arguments = {
         **own,
         "factors": str(factors.path),
@@ -79,8 +80,14 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
     return assembled(asked, factors, jobs)
 
 
-def given_factors(path: Path, shop: Shop) -> Factors:
-    """Factors of another run, which must be those of this model, these rows and these settings."""
+def given_factors(path: Path, shop: Shop, place: Path) -> Factors:
+    """Factors of another run, which must be those of this model, these rows and these settings; or kronfluence's, which
+    are written to `place` as ours.
+    """
+    if is_kronfluence(path):
+        if not (place / "factors.json").exists():
+            read_kronfluence(path, shop, place)
+        path = place
     factors = Factors.open(path)
     factors.check(identity(shop))
     return factors

@@ -1,9 +1,10 @@
 """Query blocks that are never made whole: both sides of every query's gradient, multiplied tile by tile.
 
-A query's gradient in one map is a sum of one outer product per position, so a short query's two sides are a tenth of
-it. Where whole blocks would not fit into memory, making them anew for every product of training rows costs less than
-writing them to a file and reading them back. Blocks turned back to weights are no such sums, and are kept whole.
-Shapes: Q queries, T positions, O out, I in (with the bias's 1), X numbers of a tile.
+A query's gradient in one map is a sum of one outer product per position, so a short query's two sides are a fraction
+of it. Where whole blocks would not be held in memory, making them anew for every product of training rows costs less
+than writing them to a file and reading them back. Blocks turned back to weights are no such sums, and biases are as
+short as a side: both are kept whole.
+Shapes: Q queries, T positions, O out, I in.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from budwood.methods.influence.pairs import EVERY, Resident
 from budwood.methods.influence.precondition import RAW, TURNED, Preconditioner, parts_of
 
 SHORT = 48  # mean positions of a query up to which making a block is faster than reading it from a file
+SIDES = 1 << 29  # bytes of sides held at most, by every worker
 
 
 @dataclass
@@ -40,8 +42,9 @@ class Sided(Resident):
         """Some outputs, made in `room` where only their sides are kept."""
         if (name, block) not in self.sides:
             return super().rows(name, block, first, last, queries, room)
-        some = self.sides[name, block][queries]
-        columns = next((right_TI.shape[1] for _, right_TI in filter(None, some)), 1)
+        every = self.sides[name, block]
+        some = every[queries]
+        columns = next(right_TI.shape[1] for _, right_TI in filter(None, every))
         size = (len(some), last - first, columns)
         made_QOI = self.like.new_empty(size) if room is None else room.view(size)
         for own_OI, pair in zip(made_QOI, some):
@@ -60,7 +63,8 @@ def is_sum(block: str) -> bool:
 def sided_bytes(ready: Preconditioner, queries: Features) -> int | None:
     """Memory of `Sided` for these queries; None where they are so long that whole blocks in a file are the faster way.
 
-    A map that a model applies several times has as many positions, one that is read at a single token has one.
+    A map that a model applies several times has as many positions; one that is read at a single token is counted by
+    the share of that token in a training row.
     """
     size = torch.empty(0, dtype=torch.float32).element_size()
     tokens = int(queries.lengths_N.sum())
@@ -71,7 +75,11 @@ def sided_bytes(ready: Preconditioner, queries: Features) -> int | None:
             if not is_sum(block):
                 whole += m.out * m.columns * len(queries)
                 continue
-            sides += positions * sum(m.out + part.wide for part in parts_of(m, block))
+            for part in parts_of(m, block):
+                if part.bias:
+                    whole += m.out * len(queries)
+                else:
+                    sides += positions * (m.out + part.wide)
             products += positions * m.out * m.columns
             made += m.out * m.columns
     if products > SHORT * made * len(queries):

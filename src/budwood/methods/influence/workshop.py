@@ -129,7 +129,9 @@ def _open(key: Key) -> Shop:
     cfg: FitConfig = as_tuned(plain, ref, task.kind)
     mode = mode_for(cfg, task, ref)
     _refuse_quad(ref, task, mode)
-    loaded = load(ref, mode, head_spec(task, cfg), seed=cfg.model_seed or 0, device=device_for(cfg.device))
+    _refuse_whole(ref, cfg)
+    head, merge = head_spec(task, cfg), cfg.adapter == "merged"
+    loaded = load(ref, mode, head, seed=cfg.model_seed or 0, device=device_for(cfg.device), merge=merge)
     if any(name.startswith("head.") for name in loaded.fresh):
         raise ModelError(
             f"'{ref.text}' has no trained head for task '{task.name}', so its influence would be that of random "
@@ -138,6 +140,13 @@ def _open(key: Key) -> Shop:
     reduce = cfg.reduce or tuned_with(ref, cfg.task).get("reduce") or "mean"
     read = reading(loaded, task, cfg, mode, cfg.seed, reduce).settled
     return shop_of(read, read.encode(task.rows(cfg.train_split)), cfg)
+
+
+def _refuse_whole(ref: ModelRef, cfg: FitConfig) -> None:
+    """Refuse to look for an adapter's own matrices where there is no adapter, or none that stays apart."""
+    if cfg.adapter == "own" and (ref.base is None or ref.grafts):
+        why = "takes grafts, which are of a whole model" if ref.base else "is a whole model, not a PEFT adapter"
+        raise ConfigError(f"--adapter own was given, but '{ref.text}' {why}. Leave --adapter away.")
 
 
 def _refuse_quad(ref: ModelRef, task: Task, mode: str) -> None:
@@ -251,6 +260,7 @@ def sweep(
             if not len(index):
                 return index
             batch = feed(index, 0)
+            first = () if whole else shop.first  # the rest goes through as it would had they been known before
 
 
 def leave_out(shop: Shop, ids: list[str]) -> None:
