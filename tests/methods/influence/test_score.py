@@ -18,6 +18,7 @@ from budwood.data.task import Row, Task
 from budwood.errors import ConfigError, DataError, StoreError
 from budwood.linalg.ranking import spearman_by_row
 from budwood.methods.influence import asked, by_token, factors, pairs, sided
+from budwood.methods.influence import precondition as preparing
 from budwood.methods.influence import score as method
 from budwood.methods.influence.factors import Setting
 from budwood.methods.influence.pairs import OnDisk, Resident
@@ -276,6 +277,7 @@ def test_queries_too_large_to_be_held_lie_in_a_file_and_score_alike(
     wish = {**COMMON, "queries": ("3",)}
     held = run("influence score", model, task, {**wish, "out": tmp_path / "held"})
     monkeypatch.setattr(asked, "RESIDENT", 0)
+    monkeypatch.setattr(asked, "better_sided", lambda *given: False)  # nor as their sides
     opened = []
     real = pairs.OnDisk.rows
     monkeypatch.setattr(pairs.OnDisk, "rows", lambda self, *a: opened.append(self.path) or real(self, *a))
@@ -291,7 +293,7 @@ def test_short_queries_too_large_to_be_held_are_kept_as_their_sides(
     model, task = tuned
     wish = {**COMMON, "queries": ("3",), "strategy": ("identity", "ekfac"), "max_memory": memory}
     held = run("influence score", model, task, {**wish, "out": tmp_path / "held"})
-    monkeypatch.setattr(asked, "better_sided", lambda ready, queries: True)
+    monkeypatch.setattr(asked, "better_sided", lambda *given: True)
     kept: list[str] = []
     real = sided.Sided.put_sides
     monkeypatch.setattr(sided.Sided, "put_sides", lambda self, *a: kept.append(a[1]) or real(self, *a))
@@ -314,6 +316,7 @@ def test_sides_are_kept_where_blocks_are_too_large_and_they_are_not(
     chosen = []
     for most in (need - 1, need, whole - 1, whole):
         monkeypatch.setattr(asked, "RESIDENT", most)
+        monkeypatch.setattr(asked, "SIDES", most, raising=False)
         chosen.append(asked.better_sided(ready, shop.train))
     assert chosen == [False, True, True, False]
 
@@ -363,14 +366,14 @@ def test_memory_is_asked_of_sums_too_and_free_memory_is_shared_by_workers(tuned:
     enough = {**wish, "strategy": ("identity",), "max_memory": "800MB"}
     run("influence score", model, task, {**enough, "out": tmp_path / "y"})
     train = type("Rows", (list,), {"lengths_N": np.full(9, 5)})(range(9))
-    shop = SimpleNamespace(like=torch.zeros(1), model=torch.nn.Linear(1, 1), maps=(), train=train)
+    small = pairs.Map("m", "weight", "bias", 1, 1, "m")
+    shop = SimpleNamespace(like=torch.zeros(1), model=torch.nn.Linear(1, 1), maps=(small,), train=train)
     left = {}
     for most in (None, "1GB"):
         for workers in (1, 4):
             cfg = SimpleNamespace(max_memory=most, workers=workers, per_token=False, shard_rows=4, train_batch=None)
-            here = SimpleNamespace(
-                cfg=cfg, shop=shop, ready=SimpleNamespace(settings=(), numbers=0), rows=1, groups=(), summed=False
-            )
+            ready = SimpleNamespace(settings=(), numbers=0, bases={}, weights={})
+            here = SimpleNamespace(cfg=cfg, shop=shop, queries=train, ready=ready, rows=1, groups=(), summed=False)
             left[most, workers] = asked.room(here)  # type: ignore[arg-type]
     assert left["1GB", 1] == left["1GB", 4]  # no batch depends on how many work
     here.ready.numbers = 1 << 31  # more to read, more rows wait for it, within their part of --max-memory
@@ -460,6 +463,76 @@ def test_bf16_is_compared_with_float32_computed_as_such(
         assert told["queries"] == len(agreed) and told["least"] == pytest.approx(agreed.min(), abs=1e-9)
         assert told["mean"] == pytest.approx(agreed.mean(), abs=1e-9)
         assert not np.array_equal(got, want)
+
+
+@pytest.mark.parametrize(("scale", "told"), [("mean", "divided by the 24 training rows"), ("sum", "not divided")])
+def test_sign_and_scale_are_printed(
+    scale: str, told: str, tuned: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, task = tuned
+    wish = {**COMMON, "strategy": ("identity",), "queries": ("2",), "scale": scale, "progress": "plain"}
+    run("influence score", model, task, {**wish, "out": tmp_path / "run"})
+    lines = capsys.readouterr().err.splitlines()
+    assert f"scores: positive = the training row helps the query; {told}." in lines
+    assert not any("Spearman" in line for line in lines)  # float32 has nothing to be compared with
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_how_near_bf16_is_is_printed(
+    computes: bool, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line per setting, of what is stored against scores of a run in float32."""
+    model, task = tuned
+    wish = {**COMMON, "strategy": ("ekfac", "identity"), "damping": ("0.1mean", "1"), "queries": ("4",)}
+    exact = Scores.open(run("influence score", model, task, {**wish, "out": tmp_path / "exact"}).run)
+    monkeypatch.setattr(method, "multiplies_bf16", lambda: computes)
+    capsys.readouterr()
+    half = run("influence score", model, task, {**wish, "dtype": "bf16", "progress": "plain", "out": tmp_path / "half"})
+    lines = capsys.readouterr().err.splitlines()
+    stored, want = Scores.open(half.run), []
+    for name in ("ekfac@0.1mean", "ekfac@1", "identity"):
+        strategy, _, damping = name.partition("@")
+        found = spearman_by_row(*(s.whole(s.find(strategy, damping or None)) for s in (stored, exact)))
+        told = f"mean {found.mean():.5f}, least {found.min():.5f} of 4"
+        want.append(f"{name}: Spearman of bf16 against float32 by query: {told}")
+    assert [line for line in lines if "Spearman" in line] == want
+
+
+def _counting(sweep: Any, seen: list[int]) -> Any:
+    """A sweep that notes which training rows it takes."""
+
+    def counted(shop: Any, features: Any, index: np.ndarray, *rest: Any) -> Any:
+        seen.extend(index.tolist() if features is shop.train else ())
+        return sweep(shop, features, index, *rest)
+
+    return counted
+
+
+def test_one_pass_over_the_training_rows_serves_all_queries_and_settings(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    every = ("ekfac", "kfac", "diagonal", "identity")
+    fitted = run("influence fit", model, task, {"threads": 1, "strategy": every, "out": tmp_path / "fit"})
+    met: list[int] = []  # training rows that went through the model to meet queries
+    prepared: list[int] = []  # and those that did so for any other reason
+    for module, seen in ((pairs, met), (preparing, prepared)):
+        monkeypatch.setattr(module, "sweep", _counting(module.sweep, seen))
+    monkeypatch.setattr(pairs, "QUERY_TILE", 500)  # many tiles: queries are never all in one product
+    wish = {"threads": 1, "factors": fitted.run, "shard_rows": 9}
+    before = []
+    for queries in ("2", "10"):
+        for strategies, dampings in ((every[:1], ("0.1mean",)), (every, ("0.1mean", "0.01", "1"))):
+            met.clear()
+            prepared.clear()
+            own = {"queries": (queries,), "strategy": strategies, "damping": dampings}
+            made = run("influence score", model, task, {**wish, **own, "out": tmp_path / f"{queries}{len(strategies)}"})
+            found = Scores.open(made.run)
+            assert len(found.matrices) == (1 if len(strategies) == 1 else 3 * 3 + 1)
+            assert found.whole().shape == (int(queries), 24)
+            assert sorted(met) == list(range(24))
+            before.append(sorted(prepared))
+    assert all(x == before[0] for x in before) and len(before[0]) < 24  # a few rows, whatever is asked
 
 
 def test_fp16_keeps_small_scores(tuned: Any, tmp_path: Path) -> None:
