@@ -78,7 +78,8 @@ def test_a_page_says_what_a_score_measures_only_where_it_is_known() -> None:
     text = (WEB / "influence.js").read_text(encoding="utf-8")
     others = "".join(f"const ${name} = {{}};" for name in re.findall(r'from "\./(\w+)\.js"', text))
     asked = [None, "margin", "loss", "own.module:value", ""]
-    code = f"{others}{scoped('influence', text)}console.log(JSON.stringify({json.dumps(asked)}.map($influence.meaning)))"
+    tell = f"console.log(JSON.stringify({json.dumps(asked)}.map($influence.meaning)))"
+    code = f"{others}{scoped('influence', text)}{tell}"
     done = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True)
     said: list[Any] = json.loads(done.stdout)
     assert said[0] == said[1] and "the margin of the query's right answer would rise" in said[1]

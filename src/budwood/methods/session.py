@@ -159,8 +159,8 @@ def settings_of(cfg: Any, models: Sequence[ModelRef], task: Task) -> dict[str, A
 def content(path: Path) -> str:
     """Hash of an artefact given as a file or as the run that holds it; the path itself where there is nothing yet."""
     kinds = ("**/*.safetensors", "scores/*", "truth/*", "*.npy", "*.pt", "files/*.pt", "*_ids.json", "**/factors.json")
-    kinds += ("scores.bin", "info.json")  # bergson's scores, and how they lie in their file
-    files = sorted({f for kind in kinds for f in path.glob(kind)}) if path.is_dir() else [path]
+    bergson = ("scores.bin", "info.json")  # its scores, and how they lie in their file
+    files = sorted({f for kind in kinds + bergson for f in path.glob(kind)}) if path.is_dir() else [path]
     return digest([_cached_digest(f) for f in files if f.is_file()] or str(path), 8)
 
 

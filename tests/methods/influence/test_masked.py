@@ -22,7 +22,7 @@ from budwood.methods.influence.workshop import open_shop, settings_for
 from budwood.params.graft import Graft, backbone_hash
 from budwood.params.tree import named
 from budwood.store.files import read_json, write_json
-from tests.cli.conftest import budwood, model, reviews, settings  # noqa: F401
+from tests.cli.conftest import budwood, model, reviews  # noqa: F401
 from tests.methods.influence.toys import fit, scores, toy
 
 CFG = SimpleNamespace(measurement="margin")
@@ -84,26 +84,28 @@ def halves(run: Path, path: Path) -> None:
 
 
 def test_rows_that_wrote_a_graft_are_shown(
-    settings: list[str],  # noqa: F811
+    model: Path,  # noqa: F811
+    reviews: Path,  # noqa: F811
     budwood: Callable[..., Any],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    task = settings[settings.index("--task") : settings.index("--max-steps")]
-    code, _, err = budwood(*settings, "--limit", 20, "--out", "tuned")
+    rows = ["--task", reviews, "--text", "body", "--label", "stars", "--limit", 20]
+    data = [*rows, "--threads", 1, "--progress", "none"]
+    code, _, err = budwood("finetune", model, *data, "--max-steps", 6, "--batch-size", 8, "--out", "tuned")
     assert code == 0, err
-    words = ["influence", "score", "tuned", *task, "--limit", 20, "--queries", 3, "--strategy", "ekfac,identity"]
-    code, _, err = budwood(*words, "--damping", "0.1mean,0.01", "--threads", 1, "--progress", "none", "--out", "scored")
+    wish = "--queries 3 --strategy ekfac,identity --damping 0.1mean,0.01 --out scored"
+    code, _, err = budwood("influence", "score", "tuned", *data, *wish.split())
     assert code == 0, err
     halves(tmp_path / "scored", tmp_path)
     kept = Scores.open(tmp_path / "scored")
     show = ["influence", "show", "scored", "--query", 2, "--top", 20, "--bottom", 0]
-    for wish in ("ekfac", "0.1mean"), ("ekfac", "0.01"), ("identity", ""):
-        want = kept.row(2, kept.find(wish[0], wish[1] or None))
+    for strategy, damping in (("ekfac", "0.1mean"), ("ekfac", "0.01"), ("identity", None)):
+        want = kept.row(2, kept.find(strategy, damping))
         near = 1e-5 * float(np.abs(want).max())
         part = {}
         for name in ("whole", "first", "second"):
-            asked = ["--strategy", wish[0], *(["--damping", wish[1]] if wish[1] else []), "--graft", f"{name}.graft"]
-            code, out, err = budwood(*show, *asked, "--json")
+            asked = ["--strategy", strategy, *(["--damping", damping] if damping else []), "--json"]
+            code, out, err = budwood(*show, *asked, "--graft", f"{name}.graft")
             assert code == 0, err
             found = json.loads(out)
             assert found["within"] == f"the weights of {name}.graft" and found["note"] == ""

@@ -65,8 +65,8 @@ def test_tokens_add_up_to_what_is_shown(
     first = str(model) if start == "small" else start
     code, _, err = budwood("finetune", first, *data, *read, "--max-steps", 2, "--batch-size", 4, "--out", "tuned")
     assert code == 0, err
-    words = ["influence", "score", "tuned", *data, "--queries", 2, "--damping", "0.1mean", "--strategy", "ekfac,identity"]
-    code, _, err = budwood(*words, "--per-token", "--per-layer", "--out", "scored")
+    wish = "--queries 2 --damping 0.1mean --strategy ekfac,identity --per-token --per-layer --out scored"
+    code, _, err = budwood("influence", "score", "tuned", *data, *wish.split())
     assert code == 0, err
     scores, made = Scores.open(tmp_path / "scored"), task_of(tmp_path / "scored")
     rows, labels = made.rows("train"), made.labels

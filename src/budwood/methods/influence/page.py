@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 WIDTH = 96
@@ -106,7 +105,7 @@ def _largest(parts: Iterable[tuple[str, float]]) -> str:
 def page(found: Mapping[str, Any]) -> str:
     """One self-contained HTML file; tokens are tinted by their share, layers drawn as bars."""
     query = found["query"]
-    rows = "".join(_section(effect, list(listed)) for effect, listed in _by_effect(found))
+    rows = "".join(_section(effect, listed) for effect, listed in _by_effect(found).items())
     note = f"<p class=meta>{html.escape(found['note'])}</p>" if found["note"] else ""
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
@@ -116,10 +115,13 @@ def page(found: Mapping[str, Any]) -> str:
     )
 
 
-def _by_effect(found: Mapping[str, Any]) -> Iterator[tuple[str, Iterator[Mapping[str, Any]]]]:
-    """Both lists, cut where the sign of the scores turns: each part with what its rows do, in the terminal's words."""
+def _by_effect(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """Rows of both lists by what they do, in the words of the terminal and in their order."""
+    parts: dict[str, list[Mapping[str, Any]]] = {}
     for end in ("top", "bottom"):
-        yield from groupby(found[end], lambda row, end=end: _effect(end, row["score"]))
+        for row in found[end]:
+            parts.setdefault(_effect(end, row["score"]), []).append(row)
+    return parts
 
 
 def _section(effect: str, rows: Sequence[Mapping[str, Any]]) -> str:
