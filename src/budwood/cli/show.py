@@ -44,7 +44,7 @@ def as_yaml(cfg: Any) -> str:
 
 def summary(metrics: Mapping[str, Any], cost: Mapping[str, Any]) -> str:
     """The headline and every number, aligned."""
-    head = f"{metrics['verb']} {' '.join(metrics['models'])} on {metrics['task']}"
+    head = f"{' '.join([metrics['verb'], *metrics['models']])} on {metrics['task']}"
     where = f" ({metrics['split']}, n = {metrics['n']:,})" if "split" in metrics and "n" in metrics else ""
     limited = "; limited: a sample of the rows" if metrics.get("limited") else ""
     spread = metrics.get("sd", {})

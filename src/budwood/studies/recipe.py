@@ -204,7 +204,9 @@ def commands(script: Script) -> list[str]:
     for step in script.steps:
         models = [REFERENCE.sub(lambda m: str(script.out / m[1]), x) for x in step.models]
         settings = _found(step, script.out)
-        models += settings.pop("fishers", [])  # given as words, not as an option
+        for words in ("fishers", "source"):  # given as words, not as options
+            given = settings.pop(words, [])
+            models += [str(x) for x in (given if isinstance(given, list | tuple) else [given])]
         flags = [w for k, v in settings.items() for w in as_flag(k, v)]
         lines.append(shlex.join(["budwood", *step.verb.split(), *models, *flags, "--out", str(script.out / step.id)]))
     return lines

@@ -18,7 +18,7 @@ from budwood.errors import StoreError
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.foreign import module_names, read_scores, write_kronfluence
 from budwood.methods.influence.scores import Scores
-from budwood.studies.recipe import Wishes, read_recipe, run_recipe
+from budwood.studies.recipe import Wishes, commands, read_recipe, run_recipe
 from tests.cli.conftest import budwood  # noqa: F401
 
 VALUES = np.random.default_rng(0).normal(size=(3, 10)).astype(np.float32)
@@ -123,6 +123,7 @@ def test_a_recipe_imports_scores_without_a_model(tmp_path: Path) -> None:
         (tmp_path / "r.yaml").write_text(f"{defaults}steps:\n  - {step}\n{tuned}")
         script = read_recipe(str(tmp_path / "r.yaml"), Wishes(out=tmp_path / "out"))
         assert script.steps[0].models == ()
+        assert commands(script)[0].startswith(f"budwood influence import {tmp_path}/plain.npy --task tiny-topic")
     (row,) = run_recipe(replace(script, steps=script.steps[:1]))
     assert row["model"] == "" and row["metrics"]["queries"] == 3
     np.testing.assert_array_equal(Scores.open(tmp_path / "out" / "theirs").whole(), VALUES)

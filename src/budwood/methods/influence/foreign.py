@@ -217,7 +217,7 @@ def read_kronfluence(path: Path, shop: Shop, out: Path) -> Factors:
         if mine := {k: v for k, v in tensors.items() if k.split("/")[0] in kinds}:
             tree.save(out / f"{file}.safetensors", mine, {"artefact": f"influence {file}", "from": "kronfluence"})
     strategies = ["kfac"] * turned + [kind] * moments
-    nothing = {"evidence": {}, "growth": [], "skipped": []}
+    nothing: dict[str, Any] = {"evidence": {}, "growth": [], "skipped": []}
     facts = {"rows": rows, "fit_rows": rows, "strategies": sorted(strategies), **nothing, **identity(shop)}
     write_text(out / "factors.json", made.facts_json(shop.maps, facts))
     return Factors.open(out)

@@ -29,7 +29,7 @@ MET = 512  # most training rows per product: every block is read, and weighed, o
 # Numbers of query blocks that one product takes, and that are read at a time where they lie on disk. Not by the memory
 # that is free: sums cut at other places have other last bits.
 QUERY_TILE = 1 << 24
-HELD, MOST_HELD = 3 << 28, 3 << 30  # bytes of both sides of training rows that wait for a product: see `held_for`
+HELD, MOST_HELD = 3 << 28, 5 << 30  # bytes of both sides of training rows that wait for a product: see `held_for`
 EVERY = slice(None)
 
 
@@ -349,7 +349,7 @@ def held_for(ready: Preconditioner, queries: int) -> int:
     """Bytes of training rows that wait for the queries: every product reads all blocks, so that the more there is to
     read, the more rows wait.
     """
-    return min(MOST_HELD, max(HELD, (bytes_needed(ready, queries) - HELD) // 2))
+    return min(MOST_HELD, max(HELD, bytes_needed(ready, queries) * 3 // 4 - (1 << 30)))
 
 
 def tile(m: Map, count: int, queries: int) -> tuple[int, int]:
