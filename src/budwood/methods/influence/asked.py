@@ -5,6 +5,7 @@ file, within the budget.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,8 +21,8 @@ from budwood.data.task import Task
 from budwood.engine.jobs import Job, one_thread
 from budwood.engine.local import run_jobs
 from budwood.errors import ConfigError
-from budwood.methods.influence.factors import Factors, settings_of
-from budwood.methods.influence.memory import BASE, sizes
+from budwood.methods.influence.factors import Factors, Unfitted, settings_of
+from budwood.methods.influence.memory import BASE, least, of_fit, sizes
 from budwood.methods.influence.pairs import MET, QUERY_TILE, TILE, Blocks, OnDisk, Resident, held_for
 from budwood.methods.influence.precondition import (
     Preconditioner,
@@ -42,6 +43,7 @@ from budwood.store.files import canonical, digest, file_digest
 HERE = "budwood.methods.influence.asked"
 SPARE = 1.2  # memory asked for, times what blocks take
 RESIDENT = 1 << 30  # bytes of blocks held at most: to read more from a file, batch after batch, costs some 3 %
+WAITING = 8  # the part of --max-memory, one in so many, in which rows wait
 CHECKED = 16  # queries on which bfloat16 is compared with float32
 
 
@@ -185,14 +187,23 @@ def asked_of(arguments: dict[str, Any], task: Task | None = None) -> Asked:
 def _asked(key: Key) -> Asked:
     given = json.loads(key.settings)["given"]
     cfg = ScoreConfig(**given["score"])
-    shop = open_shop(given, key.task)
+    return _made(open_shop(given, key.task), cfg, Factors.open(Path(given["factors"])), given)
+
+
+def _made(shop: Shop, cfg: ScoreConfig, factors: Factors, given: dict[str, Any]) -> Asked:
     queries = encoded(shop.read, query_rows(shop.read.task, cfg))
     work = Work(len(queries), len(shop.train), float(shop.train.lengths_N.mean()), live_shares(shop))
     settings = settings_of(cfg.strategy, cfg.damping)
     # scores by token need queries turned back to weights
     way = "back" if cfg.per_token else WAY if cfg.query_rank is not None else None
-    ready = precondition(Factors.open(Path(given["factors"])), settings, work, way)
-    return Asked(shop, ready, queries, cfg, given)
+    return Asked(shop, precondition(factors, settings, work, way), queries, cfg, given)
+
+
+def check_memory(shop: Shop, cfg: ScoreConfig) -> None:
+    """Refuse a --max-memory that does not do for scores, or for the fit before them, while nothing is done yet."""
+    if cfg.max_memory is not None:
+        fit = 0 if cfg.factors else least(shop, of_fit(shop))
+        room(_made(shop, cfg, Unfitted.of(shop.maps), {}), fit)
 
 
 def better_sided(ready: Preconditioner, queries: Features, left: int | None = None) -> bool:
@@ -214,11 +225,13 @@ def query_file(arguments: dict[str, Any], part: Path) -> None:
 def held_bytes(asked: Asked) -> int:
     """Bytes of training rows that wait for the queries: the usual, or a part of --max-memory."""
     usual, wish = held_for(asked.ready, asked.rows), asked.cfg.max_memory
-    return usual if wish is None else min(usual, memory_budget(wish) // 8)
+    return usual if wish is None else min(usual, memory_budget(wish) // WAITING)
 
 
-def room(asked: Asked) -> int:
-    """Bytes that one worker has for query blocks, after model, activations, tiles and sums; too little is refused."""
+def room(asked: Asked, also: int = 0) -> int:
+    """Bytes that one worker has for query blocks, after model, activations, tiles and sums; too little is refused, and
+    so is less than `also`, which another step of the run takes.
+    """
     cfg, shop, size = asked.cfg, asked.shop, asked.shop.like.element_size()
     settings = len(asked.ready.settings)
     fixed = BASE + 3 * size * sum(p.numel() for p in shop.model.parameters())
@@ -231,18 +244,21 @@ def room(asked: Asked) -> int:
     sides = sum(m.out + (m.columns if m.source == m.name else 0) for m in shop.maps)
     longest = max(int(f.lengths_N.max()) for f in (shop.train, asked.queries))
     fixed += 3 * size * sides * max(TOKENS, longest)  # activations of a batch and its sides
-    fixed += held_bytes(asked)  # and of those that wait
     met = min(cfg.train_batch or MET, len(shop.train))
     fixed += 3 * settings * asked.rows * size * met  # scores of a product, put together
     fixed += settings * asked.rows * 8 * len(asked.groups) * min(cfg.shard_rows, len(shop.train))  # and of a shard
     if cfg.per_token:
         fixed += settings * asked.rows * 8 * int((shop.train.lengths_N[asked.pieces[0]] + 1).sum())
-    least = fixed + (bytes_needed(asked.ready, 1) if asked.summed else 0)
+    waiting = held_for(asked.ready, asked.rows)
     # what is free is shared; what was asked for is each worker's own, so that no batch depends on their number
     budget = memory_budget(None) // cfg.workers if cfg.max_memory is None else memory_budget(cfg.max_memory)
-    if cfg.max_memory is not None and budget < least:
-        raise ConfigError(
-            f"--max-memory {cfg.max_memory} is too little for {asked.rows} queries: it takes at least "
-            f"{least / 1e6:,.0f} MB in each worker. Give more memory or fewer --queries."
-        )
-    return budget - fixed
+    if cfg.max_memory is not None:
+        # rows wait in an eighth of what is given, or in less: with so much, the eighth is there besides the rest
+        enough = fixed + (bytes_needed(asked.ready, 1) if asked.summed else 0)
+        enough = max(also, min(enough + waiting, enough * WAITING // (WAITING - 1) + 1))
+        if budget < enough:
+            raise ConfigError(
+                f"--max-memory {cfg.max_memory} is too little for {asked.rows} queries: it takes at least "
+                f"{math.ceil(enough / 1e6):,} MB in each worker. Give more memory or fewer --queries."
+            )
+    return budget - fixed - held_bytes(asked)

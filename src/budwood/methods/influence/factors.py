@@ -169,6 +169,28 @@ class Factors:
             )
 
 
+@dataclass(frozen=True)
+class Unfitted(Factors):
+    """Factors that are not there yet: tensors without numbers, for whoever counts memory before a fit."""
+
+    @classmethod
+    def of(cls, maps: tuple[Map, ...]) -> Unfitted:
+        """Those of some maps."""
+        return cls(Path(), maps, {})
+
+    @cached_property
+    def bases(self) -> dict[str, Basis]:
+        """All eigenbases."""
+        sides = lambda m: ((m.out, m.out), (m.columns, m.columns), (m.out,), (m.columns,))  # noqa: E731
+        turned = [m for m in self.maps if not m.diagonal]
+        return {m.name: Basis(*(torch.empty(size, device="meta") for size in sides(m))) for m in turned}
+
+    def inverse(self, setting: Setting, name: str) -> Tensor | None:
+        """The weights of a map; None for identity."""
+        m = self.map(name)
+        return None if setting.strategy == "identity" else torch.empty(m.out, m.columns, device="meta")
+
+
 def differing(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One line per fact that is not as it is now.
 

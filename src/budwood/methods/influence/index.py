@@ -38,7 +38,7 @@ from budwood.methods.influence import coordinates as coords
 from budwood.methods.influence import entries
 from budwood.methods.influence.factors import Factors, Setting, differing
 from budwood.methods.influence.fit import Bench, fitted, identity, say_damping
-from budwood.methods.influence.memory import of_index, of_products, rows_within, whole_products
+from budwood.methods.influence.memory import check, of_fit, of_index, of_products, rows_within, whole_products
 from budwood.methods.influence.moments import Basis
 from budwood.methods.influence.precondition import all_there, measurement
 from budwood.methods.influence.products import Metric, Products
@@ -72,7 +72,7 @@ def index(session: Session) -> dict[str, Any]:
     if cfg.entry == "products":
         entries.enough(shop.maps, count)
         need = of_products(shop, count, entries.calibrated(cfg.calibration, count))
-    rows_within(shop, need, coords.ROWS)  # too little memory is said before anything is done
+    check(shop, need, *(() if cfg.factors else (of_fit(shop),)))
     factors = given_factors(cfg.factors, shop, bench.path) if cfg.factors else fitted(bench)
     asked = {
         **own,

@@ -24,7 +24,7 @@ from budwood.engine.run import run_all
 from budwood.linalg.kron import outer_
 from budwood.methods.influence.factors import Factors, Setting, settings_of
 from budwood.methods.influence.fit import Bench, fitted, say_damping
-from budwood.methods.influence.memory import of_self, tokens_within
+from budwood.methods.influence.memory import check, of_fit, of_self, tokens_within
 from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Term, Work, measurement, precondition
 from budwood.methods.influence.profile import profiled
@@ -46,7 +46,8 @@ def itself(session: Session) -> dict[str, Any]:
         shop = open_shop(own, session.task)
         measurement(shop.read.objective, cfg.measurement)  # what cannot be asked is refused before the work
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress, cfg.damping)
-    _tokens(shop, len(settings_of(cfg.strategy, cfg.damping)), 1 + (cfg.measurement != "loss"))  # too little is refused
+    need = of_self(shop, len(settings_of(cfg.strategy, cfg.damping)), 1 + (cfg.measurement != "loss"), TILE)
+    check(shop, need, *(() if cfg.factors else (of_fit(shop),)))
     factors = given_factors(cfg.factors, shop, bench.path) if cfg.factors else fitted(bench)
     given = {**own, "factors": str(factors.path), "damping": list(cfg.damping), "measurement": cfg.measurement}
     pieces = _shards(shop)
@@ -139,7 +140,7 @@ def self_influence(shop: Shop, ready: Preconditioner, order: np.ndarray, measure
     asked = [measurement(shop.read.objective, "loss")]
     if measured != "loss":
         asked.append(measurement(shop.read.objective, measured))
-    tokens = _tokens(shop, len(ready.settings), len(asked))
+    tokens = tokens_within(shop, of_self(shop, len(ready.settings), len(asked), TILE))
     row_N = [shop.train.ids[n] for n in order]
     count = Counter(row_N)
     single = np.array([count[i] == 1 for i in row_N], bool)
@@ -169,11 +170,6 @@ def _pass(shop: Shop, ready: Preconditioner, index: np.ndarray, asked: Sequence[
         take(m, turners, [seen.pop(m.name), s] if len(asked) > 1 else [s])
 
     return sweep(shop, shop.train, index, lambda batch: asked, use)
-
-
-def _tokens(shop: Shop, settings: int, sides: int) -> int:
-    """Tokens per batch within --max-memory."""
-    return tokens_within(shop, of_self(shop, settings, sides, TILE))
 
 
 def _pairs(m: Map, turned: bool, turners: list[Turner], both: list[Sides]) -> list[tuple[Tensor, Tensor]]:

@@ -109,17 +109,27 @@ def _token(shop: Shop) -> int:
     return shop.like.element_size() * (linear + attention + int(4 * spoken * get("vocab_size")))
 
 
+def least(shop: Shop, need: Need) -> int:
+    """Bytes of a batch of the longest row alone."""
+    return need.held + need.row + need.token * int(shop.train.lengths_N.max())
+
+
+def check(shop: Shop, *needs: Need) -> None:
+    """Refuse a --max-memory that is too little for any of the passes of a run, before the first; the most is named."""
+    tokens_within(shop, max(needs, key=lambda need: least(shop, need)))
+
+
 def tokens_within(shop: Shop, need: Need) -> int:
     """Padded tokens per batch: the usual, or as many as --max-memory leaves room for; too little is refused."""
     if shop.cfg.max_memory is None:
         return TOKENS
     longest = int(shop.train.lengths_N.max())
-    least = need.held + need.row + need.token * longest
     budget = memory_budget(shop.cfg.max_memory)
-    if budget < least:
+    if budget < least(shop, need):
         raise ConfigError(
             f"--max-memory {shop.cfg.max_memory} is too little for a batch of one row of {longest} tokens: it takes at "
-            f"least {least / 1e6:,.0f} MB. Give more memory, fewer --modules or a smaller --max-length."
+            f"least {math.ceil(least(shop, need) / 1e6):,} MB. Give more memory, fewer --modules or a smaller "
+            "--max-length."
         )
     return max(longest, min(TOKENS, (budget - need.held - need.row) // need.token))
 

@@ -20,7 +20,7 @@ from budwood.config.influence import STRATEGIES, ScoreConfig
 from budwood.data.task import Task
 from budwood.engine.jobs import Job
 from budwood.engine.run import run_all
-from budwood.methods.influence.asked import Asked, asked_of, groups_of, held_bytes
+from budwood.methods.influence.asked import Asked, asked_of, check_memory, groups_of, held_bytes
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.fit import Bench, fitted, identity
 from budwood.methods.influence.foreign import is_kronfluence, read_kronfluence
@@ -58,6 +58,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
         shop = open_shop(own, task)
         encoded(shop.read, query_rows(task, cfg))  # what cannot be asked is refused before the work
         measurement(shop.read.objective, cfg.measurement)
+        check_memory(shop, cfg)
     bench = Bench(shop, own, place / "factors", cfg, progress, cfg.damping)
     factors = given_factors(cfg.factors, shop, place / "factors") if cfg.factors else fitted(bench)
     arguments = {
