@@ -41,9 +41,19 @@ from budwood.methods.influence.pairs import OnDisk, Resident
 from budwood.methods.influence.precondition import Work, live_shares, measurement, precondition, query_blocks
 from budwood.methods.influence.sided import Sided, sided_bytes
 from budwood.methods.influence.workshop import Shop, memory_budget, shop_of, sweep
-from tests.cases import case
+from tests.cases import Case, case
 from tests.methods.influence import toys
-from tests.methods.influence.toys import ALL, dense_scores, fit, gradients, reading_of, scores, toy
+from tests.methods.influence.toys import (
+    ALL,
+    dense_queries,
+    dense_scores,
+    fit,
+    gradients,
+    positions,
+    reading_of,
+    scores,
+    toy,
+)
 from tests.oracles import grads_by_loop, relative_error
 
 EXACT = 1e-9
@@ -104,6 +114,50 @@ def test_other_objectives(family: str, objective: str, tmp_path: Path) -> None:
     for i, setting in enumerate(SETTINGS[:4:3]):
         want = dense_scores({k: v[QUERIES] for k, v in train.items()}, train, factors, setting)
         assert close(got[i], want), setting
+
+
+@pytest.mark.parametrize(
+    "family,objective,single",
+    [
+        ("bert", "head", {"pooler.dense", "head.classifier"}),
+        ("albert", "head", {"pooler", "head.classifier"}),  # every map at work in all layers
+        ("gpt2", "lm", set()),
+    ],
+)
+def test_scores_of_tokens_equal_a_loop_over_positions(
+    family: str, objective: str, single: set[str], tmp_path: Path
+) -> None:
+    """g_t' V a_t of every token, V being the query's gradient times the dense inverse; what maps of a single position
+    give stands in a column before the tokens, alone.
+    """
+    c, shop = toy(family, objective)
+    assert single <= {m.name for m in shop.maps}
+    factors = fit(shop, tmp_path)
+    few = [Setting("identity"), *(Setting(s, "0.1mean") for s in ALL[1:])]
+    ready = precondition(factors, few, Work(3, 6, 8.0), "back")
+    blocks = Resident(3, shop.like)
+    asked = "margin" if objective == "head" else "loss"
+    query_blocks(shop, ready, shop.train, QUERIES, measurement(shop.read.objective, asked), blocks.put)
+    order = np.array([3, 0, 5, 1, 2, 4])
+    got = token_scores(shop, ready, blocks, 3, order)
+    train = gradients(c, shop)
+    measured = gradients(c, shop, lambda z, t: -c.objective.margin(z, t)) if asked == "margin" else train
+    seen = [positions(c, shop, int(n)) for n in order]
+    for setting, mine in zip(few, got):
+        solved = dense_queries({k: v[QUERIES] for k, v in measured.items()}, train, factors, setting)
+        rows = []
+        for n, uses in zip(order, seen):
+            row = np.zeros((3, 1 + int(shop.train.lengths_N[n])))
+            for name, v_QOI in solved.items():
+                for a_TI, g_TO in uses[name]:
+                    assert len(a_TI) == (1 if name in single else row.shape[1] - 1)
+                    for t, (a_I, g_O) in enumerate(zip(a_TI, g_TO)):
+                        row[:, 0 if name in single else 1 + t] += ((v_QOI @ a_I) @ g_O).numpy()
+            rows.append(row)
+        assert close(mine, np.concatenate(rows, 1)), setting
+        # nothing that would look the same the other way round or elsewhere
+        turned = np.concatenate([np.concatenate([r[:, :1], r[:, :0:-1]], 1) for r in rows], 1)
+        assert not close(mine, turned, 0.1) and bool(single) == any(r[:, 0].any() for r in rows)
 
 
 def test_covariances_and_their_counts() -> None:
@@ -427,6 +481,18 @@ class Attention(nn.Module):
         return type("Out", (), {"logits": self.classifier(mixed[:, 0])})()
 
 
+def by_hand(model: Attention, ids_T: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+    """Logits of one row, and (input, output) of the three matrices, with attention written out."""
+    attend, x = model.attend, model.embed(ids_T)
+    inside = nn.functional.linear(x, attend.in_proj_weight, attend.in_proj_bias)
+    q, k, v = (part.view(len(x), 2, -1).transpose(0, 1) for part in inside.chunk(3, 1))
+    mixed = ((q @ k.transpose(1, 2) / q.shape[2] ** 0.5).softmax(2) @ v).transpose(0, 1).reshape(x.shape)
+    out = nn.functional.linear(mixed, attend.out_proj.weight, attend.out_proj.bias)
+    logits = model.classifier(out[:1])
+    seen = {"attend.in_proj_weight": (x, inside), "attend.out_proj": (mixed, out), "classifier": (out[:1], logits)}
+    return logits, seen
+
+
 class Pictures(nn.Module):
     """A classifier that looks at words through a Conv2d; what lies behind the end of a row is 0 and has no part."""
 
@@ -484,14 +550,54 @@ def lora() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("make,count", [(Pictures, 2), (lora, 4)])
-def test_convolutions_and_lora_equal_the_dense_inverse(make: Any, count: int, tmp_path: Path) -> None:
+def toy_around(model: nn.Module, fisher: str = "empirical") -> tuple[Case, Shop]:
+    """A classifier's case and shop."""
+    c = dataclasses.replace(case("bert", "head", rows=6), model=model.double())
+    settings = FitConfig(task="toy", fisher=fisher, strategy=ALL)
+    return c, shop_of(reading_of(model, c.objective, ("a", "b", "c")), c.features, settings)
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "exact"])
+def test_factors_of_attention_equal_attention_written_out(fisher: str, tmp_path: Path) -> None:
+    """Covariances and second moments of matrices that `nn.MultiheadAttention` applies without calling a module."""
     torch.manual_seed(0)
-    model = make().double()
-    c = case("bert", "head", rows=6)
-    c = type(c)(**{**c.__dict__, "model": model})
-    settings = FitConfig(task="toy", fisher="empirical", strategy=ALL)
-    shop = shop_of(reading_of(model, c.objective, ("a", "b", "c")), c.features, settings)
+    model = Attention()
+    c, shop = toy_around(model, fisher)
+    factors = fit(shop, tmp_path)
+    names = {"attend.in_proj_weight", "attend.out_proj", "classifier"}
+    assert {m.name for m in factors.maps} == names and all(m.bias for m in factors.maps)
+    sums = {f"{part}/{name}": 0.0 for part in ("A", "nA", "G", "nG", "ekfac", "diagonal") for name in names}
+    for n in range(6):
+        ids_T, label = torch.as_tensor(shop.train.piece("input_ids", n)).long(), int(shop.train.fixed["label"][n])
+        logits, seen = by_hand(model, ids_T)
+        assert relative_error(logits.detach(), c.objective.logits(model, c.batch([n])).detach()) < 1e-14
+        surprise_K = -logits.log_softmax(1)[0]
+        chances = dict(enumerate((-surprise_K).exp().tolist())) if fisher == "exact" else {label: 1.0}
+        for k, chance in chances.items():
+            grads = torch.autograd.grad(surprise_K[k], [out for _, out in seen.values()], retain_graph=True)
+            for (name, (x_TI, _)), g_TO in zip(seen.items(), grads):
+                a_TI = torch.cat([x_TI.detach(), x_TI.new_ones(len(x_TI), 1)], 1)
+                # what `covariances` says: inputs of exact labels count by their output gradients
+                weight_T = g_TO.square().sum(1) * chance if fisher == "exact" else a_TI.new_ones(len(a_TI))
+                sums[f"A/{name}"] += (a_TI * weight_T[:, None]).T @ a_TI
+                sums[f"nA/{name}"] += float(weight_T.sum())
+                sums[f"G/{name}"] += chance * g_TO.T @ g_TO
+                sums[f"nG/{name}"] += chance * len(g_TO)
+                b = factors.basis(name)
+                sums[f"ekfac/{name}"] += chance * (b.q_OO.T @ g_TO.T @ a_TI @ b.q_II).square() / 6
+                sums[f"diagonal/{name}"] += chance * (g_TO.T @ a_TI).square() / 6
+    for name in names:
+        for part in ("A", "G"):
+            want = sums[f"{part}/{name}"] / sums[f"n{part}/{name}"]
+            assert relative_error(factors.tensor(f"{part}/{name}"), want) < 1e-12, (part, name)
+        for part in ("ekfac", "diagonal"):
+            assert relative_error(factors.tensor(f"{part}/{name}"), sums[f"{part}/{name}"]) < 1e-12, (part, name)
+
+
+@pytest.mark.parametrize("make,count", [(Attention, 3), (Pictures, 2), (lora, 4)])
+def test_attention_convolutions_and_lora_equal_the_dense_inverse(make: Any, count: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    c, shop = toy_around(make())
     assert len(shop.maps) == count
     factors = fit(shop, tmp_path)
     train = gradients(c, shop)

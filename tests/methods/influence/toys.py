@@ -1,4 +1,4 @@
-"""Toy shops in float64, factors written to disk, and slow oracles of scores: dense gradients, dense inverses."""
+"""Toy shops in float64, factors written to disk, and slow oracles of scores: dense gradients, dense inverses, hooks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from budwood.capture.stream import Map
 from budwood.config.influence import FitConfig
 from budwood.data.batch import Features
 from budwood.data.encoding import Encoding
@@ -24,6 +25,7 @@ from budwood.methods.influence.workshop import Shop, shop_of
 from budwood.models.load import Loaded
 from budwood.models.reading import Reading, RowFeed
 from budwood.params import tree
+from budwood.params.tree import named
 from budwood.store.files import write_text
 from tests.cases import PAD, Case, case
 from tests.oracles import grads_by_loop
@@ -105,21 +107,53 @@ def gradients(c: Case, shop: Shop, value: Any = None) -> dict[str, Tensor]:
     return out
 
 
+def positions(c: Case, shop: Shop, n: int, value: Any = None) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """(a_TI with the bias's 1, g_TO) of every use of every map in one row by itself, seen by plain hooks."""
+    by_weight = {id(named(c.model)[m.weight]): m for m in shop.maps}
+    uses: list[tuple[Map, Tensor, Tensor]] = []
+
+    def note(module: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
+        uses.append((by_weight[id(module.weight)], args[0].detach(), output))
+
+    users = [m for m in c.model.modules() if id(getattr(m, "weight", None)) in by_weight]
+    handles = [m.register_forward_hook(note) for m in users]
+    batch = c.batch([n])
+    loss = (value or c.objective.loss)(c.objective.logits(c.model, batch), c.objective.targets(batch)).sum()
+    for handle in handles:
+        handle.remove()
+    assert {m.name for m, _, _ in uses} == {m.name for m in shop.maps}
+    grads = torch.autograd.grad(loss, [output for _, _, output in uses], allow_unused=True)
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for (m, a, output), grad in zip(uses, grads):
+        a_TI = a.reshape(-1, m.into)
+        g_TO = torch.zeros_like(output) if grad is None else grad
+        a_TI = torch.cat([a_TI, a_TI.new_ones(len(a_TI), 1)], 1) if m.bias else a_TI
+        found.setdefault(m.name, []).append((a_TI, g_TO.reshape(-1, m.out)))
+    return found
+
+
 def dense_scores(query: dict[str, Tensor], train: dict[str, Tensor], factors: Factors, setting: Setting) -> np.ndarray:
     """score_QN with every block of the curvature written out as a matrix and inverted."""
-    total = 0.0
+    solved = dense_queries(query, train, factors, setting)
+    return np.asarray(sum(v.flatten(1) @ train[name].flatten(1).T for name, v in solved.items()))
+
+
+def dense_queries(
+    query: dict[str, Tensor], train: dict[str, Tensor], factors: Factors, setting: Setting
+) -> dict[str, Tensor]:
+    """v_QOI: every map's part of the queries times the inverse of its curvature."""
+    found = {}
     for name, u in query.items():
-        v = train[name]
-        flat_u, flat_v = u.flatten(1), v.flatten(1)
         if setting.strategy == "identity":
-            total = total + flat_u @ flat_v.T
+            found[name] = u
             continue
-        damping = factors.damping(setting, name)
+        v, damping = train[name], factors.damping(setting, name)
         if factors.map(name).diagonal:  # a vocabulary is too large to be written out
-            total = total + (flat_u / (flat_v.square().mean(0) + damping)) @ flat_v.T
+            found[name] = u / (v.square().mean(0) + damping)
             continue
-        total = total + flat_u @ torch.linalg.solve(_dense(factors, setting, name, v, damping), flat_v.T)
-    return np.asarray(total)
+        curvature = _dense(factors, setting, name, v, damping)
+        found[name] = torch.linalg.solve(curvature, u.flatten(1).T).T.view_as(u)
+    return found
 
 
 def _dense(factors: Factors, setting: Setting, name: str, v_NOI: Tensor, damping: float) -> Tensor:
