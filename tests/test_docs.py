@@ -46,6 +46,16 @@ def test_readme_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     capsys.readouterr()
 
 
+def test_influence_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks(ROOT / "docs" / "influence-show.md", "python"):
+        exec(block, names)
+    assert names["infl"].scores.whole().shape == (8, 200) == names["scores"].whole().shape
+    assert list(names["infl"].top(query=3, k=5)["score"]) == [s for _, s in names["scores"].top(query=3, k=5)]
+    capsys.readouterr()
+
+
 def test_yaml_of_the_docs_is_valid(tmp_path: Path) -> None:
     (recipe,) = blocks(ROOT / "docs" / "runs.md", "yaml")
     (tmp_path / "r.yaml").write_text(recipe)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from budwood.data.task import Task
+    from budwood.methods.influence.answer import Influence
     from budwood.methods.result import Result
     from budwood.params.graft import Graft
 
@@ -71,9 +72,13 @@ def graft(base: Any, tuned: Any, task: str | Task, **settings: Any) -> Result:
     return _run("graft learn", [base, tuned], task, settings)
 
 
-def influence(model: Any, task: str | Task, **settings: Any) -> Result:
-    """Which training rows made the model's answers; the matrices are in `result.run / "scores"`."""
-    return _run("influence score", model, task, settings)
+def influence(model: Any, task: str | Task, **settings: Any) -> Influence:
+    """Which training rows made the model's answers: `.scores`, `.top(query=79)`, `.bottom(79)`, `.plot(query=79)`."""
+    from budwood.data.task import Task
+    from budwood.methods.influence.answer import Influence
+
+    result = _run("influence score", model, task, settings)
+    return Influence(**vars(result), task=task if isinstance(task, Task) else None)
 
 
 def probe(models: Any, task: str | Task, **settings: Any) -> Result:
