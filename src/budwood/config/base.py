@@ -13,7 +13,8 @@ from pydantic_core.core_schema import ValidationInfo
 class Config(BaseModel):
     """Settings of one verb: immutable, no unknown keys, the help text is each field's description."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # from Python a number may stand where words may too: queries=8, damping=1e-8, limit="5%"
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -23,7 +24,7 @@ class Config(BaseModel):
         if typing.get_origin(kind) is tuple and typing.get_args(kind)[-1:] == (...,):
             if isinstance(value, str):
                 return tuple(v.strip() for v in value.split(",") if v.strip())
-            if isinstance(value, os.PathLike | int):
+            if isinstance(value, os.PathLike | int | float):
                 return (value,)
             if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
                 return tuple(part.strip() for v in value for part in v.split(",") if part.strip())

@@ -16,13 +16,14 @@ from budwood.errors import StoreError
 def answer(tuned: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     model, task = tuned
     place = tmp_path_factory.mktemp("answer")
-    settings = {"strategy": ("ekfac", "identity"), "damping": "0.1mean", "queries": "3", "per_layer": True}
+    settings = {"strategy": ("ekfac", "identity"), "damping": 0.001, "queries": 3, "per_layer": True}
     return bw.influence(model, task, **settings, threads=1, out=place / "run")
 
 
 def test_scores_top_and_bottom_are_those_of_the_matrix(answer: Any, tuned: Any) -> None:
     _, task = tuned
     scores_QN = answer.scores.whole()
+    assert answer.metrics["damping"] == ["0.001"]
     assert scores_QN.shape == (3, 24)
     order = np.argsort(-scores_QN[1], kind="stable")
     top, bottom = answer.top(query=1, k=3), answer.bottom(query=1, k=2)
