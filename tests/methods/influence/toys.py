@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from budwood.methods.influence.precondition import Work, measurement, preconditi
 from budwood.methods.influence.sided import Sided
 from budwood.methods.influence.workshop import Shop, shop_of
 from budwood.models.load import Loaded
+from budwood.models.objective import Head
 from budwood.models.reading import Reading, RowFeed
 from budwood.params import tree
 from budwood.params.tree import named
 from budwood.store.files import write_text
-from tests.cases import PAD, Case, case
+from tests.cases import CLASSES, PAD, VOCABULARY, Case, build, case
 from tests.oracles import grads_by_loop
 
 ALL = ("identity", "diagonal", "kfac", "ekfac")
@@ -51,6 +53,18 @@ def toy(family: str = "bert", objective: str = "head", rows: int = 6, **settings
     labels = ("a", "b", "c") if objective == "head" else ()
     settings = {"fisher": "empirical", "strategy": ALL, **settings}
     return c, shop_of(reading_of(c.model, c.objective, labels), c.features, FitConfig(task="toy", **settings))
+
+
+def wide(lengths: Sequence[int], hidden: int, inner: int) -> tuple[Case, Shop]:
+    """A classifier of two layers of such widths, and rows of such lengths."""
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(3, VOCABULARY, n).tolist() for n in lengths]
+    labels = rng.integers(CLASSES, size=len(ids)).tolist()
+    features = Features.from_lists([f"row/{n}" for n in range(len(ids))], {"input_ids": ids}, {"label": labels})
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "max_position_embeddings": max(lengths)}
+    c = Case(build("bert", "head", num_hidden_layers=2, **sizes), Head(), features)
+    cfg = FitConfig(task="toy", fisher="empirical", strategy=ALL)
+    return c, shop_of(reading_of(c.model, c.objective, ("a", "b", "c")), features, cfg)
 
 
 def fit(shop: Shop, path: Path, order: np.ndarray | None = None) -> Factors:
