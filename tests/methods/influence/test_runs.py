@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,17 @@ from budwood.config.influence import FitConfig
 from budwood.data.batch import Features
 from budwood.errors import ConfigError, DataError
 from budwood.linalg.ranking import spearman_by_row
-from budwood.methods.influence import evidence, growth
+from budwood.methods.influence import evidence, growth, workshop
 from budwood.methods.influence import fit as fitting
 from budwood.methods.influence import score as method
 from budwood.methods.influence.factors import Factors, Setting
-from budwood.methods.influence.scores import Scores, sum_of
+from budwood.methods.influence.scores import STORED, Scores, sum_of
 from budwood.methods.influence.workshop import open_shop, settings_for, shop_of
 from budwood.models.objective import Head
 from budwood.studies.api import run
+from tests.cases import Case
 from tests.interrupt import interrupted
-from tests.methods.influence.toys import fit, reading_of, scores
+from tests.methods.influence.toys import ALL, fit, gradients, positions, reading_of, scores
 
 
 def test_parts_add_up_and_runs_repeat(tuned: Any, tmp_path: Path) -> None:
@@ -53,6 +55,97 @@ def test_parts_add_up_and_runs_repeat(tuned: Any, tmp_path: Path) -> None:
     run("influence score", model, task, again)
     for file in sorted((first.run / "scores").iterdir()):
         assert file.read_bytes() == (tmp_path / "two" / "scores" / file.name).read_bytes(), file.name
+
+
+@pytest.fixture
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs compute and store in float64, so that sums in another order differ by nothing else."""
+    real = workshop.load
+
+    def load(*given: Any, **settings: Any) -> Any:
+        loaded = real(*given, **settings)
+        loaded.model.double()
+        return loaded
+
+    monkeypatch.setattr(workshop, "load", load)
+    monkeypatch.setitem(STORED, "float32", "float64")
+    workshop._open.cache_clear()
+    yield
+    workshop._open.cache_clear()
+
+
+def test_parts_and_sums_equal_the_whole_in_float64(in_float64: None, tuned: Any, tmp_path: Path) -> None:
+    """Scores by module, layer and token add up to the scores; one row, or one column, is the sum of all."""
+    model, task = tuned
+    common = {"strategy": ALL, "damping": ("0.1mean", "1e-4"), "threads": 1, "shard_rows": 7, "queries": ("5",)}
+    split = {"per_module": True, "per_layer": True, "per_token": True}
+    first = run("influence score", model, task, {**common, **split, "out": tmp_path / "parts"})
+    given = {**common, "factors": first.run}
+    sums = {
+        name: Scores.open(run("influence score", model, task, {**given, **more, "out": tmp_path / name}).run)
+        for name, more in {
+            "plain": {},
+            "query": {"aggregate": ("query",), "per_module": True},
+            "train": {"aggregate": ("train",)},
+            "both": {"aggregate": ("query", "train")},
+        }.items()
+    }
+    found = Scores.open(first.run)
+    main = [m for m in found.matrices if not m.module]
+    assert sorted((m.strategy, m.damping) for m in main) == sorted(
+        [("identity", ""), *((s, d) for s in ALL[1:] for d in ("0.1mean", "0.0001"))]
+    )
+    maps = {m.name for m in Factors.open(first.run).maps}
+    for matrix in main:
+        whole = found.whole(matrix)
+        assert matrix.dtype == "float64" and whole.dtype == np.float64 and whole.shape == (5, 24)
+
+        def close(got: np.ndarray, want: np.ndarray, whole: np.ndarray = whole, matrix: Any = matrix) -> None:
+            assert got.shape == want.shape, matrix.name
+            assert np.abs(got - want).max() <= 1e-9 * np.abs(whole).max(), matrix.name
+
+        mine = {m.module: m for m in found.matrices if (m.strategy, m.damping) == (matrix.strategy, matrix.damping)}
+        layers = {"layer.0", "layer.1", "layer.2", "head"}
+        assert mine.keys() == {"", "tokens"} | layers | maps
+        by_part = {k: found.whole(m) for k, m in mine.items()}
+        assert all(np.abs(by_part[k]).max() > 0 for k in maps | layers)
+        close(sum(by_part[k] for k in maps), whole)
+        close(sum(by_part[k] for k in layers), whole)
+        for layer in layers - {"head"}:
+            close(sum(by_part[k] for k in maps if f".{layer}." in k), by_part[layer])
+        close(sum(by_part[k] for k in maps if ".layer." not in k), by_part["head"])
+        close(np.array([[found.token_row(q, n, matrix)[1].sum() for n in range(24)] for q in range(5)]), whole)
+        other = {k: s.whole(s.find(matrix.strategy, matrix.damping)) for k, s in sums.items()}
+        close(other["plain"], whole)
+        close(other["query"], whole.sum(0, keepdims=True))
+        close(other["train"], whole.sum(1, keepdims=True))
+        close(other["both"], whole.sum(keepdims=True))
+        for k in maps:
+            one = sums["query"]
+            close(one.whole(one.find(matrix.strategy, matrix.damping, k)), by_part[k].sum(0, keepdims=True))
+
+
+def test_tokens_of_a_run_stand_beside_their_words(in_float64: None, tuned: Any, tmp_path: Path) -> None:
+    """Against g_t' V a_t by plain hooks, row by row: shards are cut by length, and come back in the order of rows."""
+    model, task = tuned
+    wish = {"strategy": ("identity",), "query_split": "train", "queries": ("3",), "scale": "sum", "per_token": True}
+    made = run("influence score", model, task, {**wish, "threads": 1, "shard_rows": 7, "out": tmp_path / "run"})
+    found = Scores.open(made.run)
+    shop = open_shop(settings_for(FitConfig(task="toy", threads=1, strategy=("identity",)), str(model.run)), task)
+    c = Case(shop.model, shop.read.objective, shop.train)
+    measured = gradients(c, shop, lambda z, t: -c.objective.margin(z, t))
+    most = float(np.abs(found.whole()).max())
+    for n, row in enumerate(task.rows("train")):
+        words = ("", "[CLS]", *row.text.replace("w3", "[UNK]").split(), "[SEP]")
+        want = np.zeros((3, len(words)))
+        for name, uses in positions(c, shop, n).items():
+            for a_TI, g_TO in uses:
+                at = slice(0, 1) if name in ("pooler.dense", "head.classifier") else slice(1, None)
+                want[:, at] += torch.einsum("qoi,ti,to->qt", measured[name][:3], a_TI, g_TO).numpy()
+        for q in range(3):
+            spelled, values = found.token_row(q, n)
+            assert spelled == words
+            assert np.abs(values - want[q]).max() <= 1e-9 * most
 
 
 def test_factors_are_reused_and_refused(tuned: Any, tmp_path: Path) -> None:
