@@ -188,6 +188,10 @@ class ScoreConfig(GivenConfig, DampingConfig, ReadConfig, DataConfig, JobsConfig
         _check_strategies(self.strategy, (*STRATEGIES, *BASELINES))
         if unknown := set(self.aggregate) - {"query", "train"}:
             raise ValueError(f"--aggregate was given '{min(unknown)}': give query, train or both")
+        if self.factors is not None and self.checkpoints:
+            raise ValueError(
+                "--factors are of one model, and --checkpoints name several, each of which has its own: leave one away"
+            )
         if self.per_token and "train" in self.aggregate:
             raise ValueError("--per-token divides training rows, --aggregate train sums over them: leave one away")
         if self.query_rank is not None and "query" in self.aggregate:

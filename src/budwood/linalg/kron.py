@@ -75,7 +75,8 @@ def eigenbasis(matrix_DD: Tensor, name: str) -> tuple[Tensor, Tensor]:
     size = float(exact.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny))
     for jitter in JITTERS:
         try:
-            values, vectors = _eigh(exact + torch.eye(len(exact)).to(exact) * (jitter * size))
+            more = torch.eye(len(exact)).to(exact) * (jitter * size) if jitter else 0.0
+            values, vectors = _eigh(exact + more)
         except (torch.linalg.LinAlgError, np.linalg.LinAlgError):
             continue
         return vectors, values.clamp_min(0)

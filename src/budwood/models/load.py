@@ -338,13 +338,18 @@ def _pooled(ref: ModelRef, head: HeadSpec) -> tuple[nn.Module, tuple[str, ...]]:
 def _adapted(ref: ModelRef, mode: Mode, head: HeadSpec, merge: bool = True) -> tuple[nn.Module, tuple[str, ...]]:
     """The base of an adapter with the adapter merged into its weights, or (`merge=False`) beside them."""
     try:
-        from peft import PeftModel
+        from peft import PeftConfig, PeftModel
     except ImportError as error:
         raise ModelError(f"'{ref.text}' is an adapter; reading it needs peft: pip install 'budwood[peft]'.") from error
     assert ref.base is not None and ref.path is not None
     if head.pool != "auto":
         raise ModelError(
             f"'{ref.text}' is an adapter, whose head is its own: --pool {head.pool} cannot be used with it."
+        )
+    if PeftConfig.from_pretrained(str(ref.path)).is_prompt_learning:
+        raise ModelError(
+            f"'{ref.text}' is an adapter of learned prompts, which has no weights to be merged into its base. Give an "
+            "adapter of weights, such as LoRA."
         )
     model, fresh = _adapted(ref.base, mode, head) if ref.base.base else _plain(ref.base, mode, head)
     before = {n: p.detach().clone() for n, p in named(model).items() if n in fresh}

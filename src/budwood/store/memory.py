@@ -35,12 +35,29 @@ def available_bytes() -> int:
     >>> available_bytes() > 0
     True
     """
-    if MACHINE.exists():
-        for line in MACHINE.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+    if (found := _machine("MemAvailable:")) is not None:
+        return found
     free = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     return os.sysconf(free) * os.sysconf("SC_PAGE_SIZE")
+
+
+def installed_bytes() -> int:
+    """The memory of this machine.
+
+    >>> installed_bytes() >= available_bytes()
+    True
+    """
+    found = _machine("MemTotal:")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if found is None else found
+
+
+def _machine(what: str) -> int | None:
+    """A figure of the system's own account of its memory, where there is one."""
+    if MACHINE.exists():
+        for line in MACHINE.read_text(encoding="ascii").splitlines():
+            if line.startswith(what):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def keep_freed(most: int) -> bool:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
 
 from budwood.config.influence import FitConfig
 from budwood.data.task import Row, Task
-from budwood.errors import ConfigError
+from budwood.errors import ConfigError, ModelError
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.scores import Scores
 from budwood.methods.influence.workshop import open_shop, settings_for
@@ -28,8 +29,6 @@ OWN = ("query.lora_A", "query.lora_B", "classifier.modules_to_save")
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Task]:
     """An adapter of rank 2 with a head of its own, as peft writes it, on a small classifier; all its numbers drawn."""
-    from transformers import AutoModelForSequenceClassification
-
     place = tmp_path_factory.mktemp("adapter")
     base = write_model(place / "base", "bert", "head")
     model = AutoModelForSequenceClassification.from_pretrained(base)
@@ -69,6 +68,33 @@ def test_an_adapters_own_matrices_are_scored(adapter: Any, tmp_path: Path) -> No
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
     merged = run("influence score", model, task, {**wish, "out": tmp_path / "merged"})
     assert not any("lora" in m for m in read_json(merged.run / "factors" / "factors.json")["modules"])
+
+
+def test_baselines_count_the_adapters_own_matrices_too(adapter: Any, tmp_path: Path) -> None:
+    model, task = adapter
+    wish = {
+        "threads": 1,
+        "strategy": ("identity", "tracin"),
+        "query_split": "train",
+        "queries": ("3",),
+        "adapter": "own",
+    }
+    found = Scores.open(run("influence score", model, task, {**wish, "out": tmp_path / "own"}).run)
+    want, got = (found.whole(found.find(s)) for s in ("identity", "tracin"))
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * np.abs(want).max())  # one checkpoint: the same sums
+
+
+def test_an_adapter_of_prompts_is_refused(adapter: Any, tmp_path: Path) -> None:
+    model, task = adapter
+    base = AutoModelForSequenceClassification.from_pretrained(_base(model))
+    config = peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2)
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "prompts")
+    with pytest.raises(ModelError, match="adapter of learned prompts"):
+        run("influence fit", str(tmp_path / "prompts"), task, {"threads": 1, "out": tmp_path / "x"})
+
+
+def _base(model: str) -> str:
+    return str(json.loads((Path(model) / "adapter_config.json").read_text())["base_model_name_or_path"])
 
 
 def test_factors_of_the_merged_model_are_not_those_of_the_adapter(adapter: Any, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from budwood.errors import ConfigError, StoreError
@@ -68,8 +69,59 @@ def test_a_diagonal_directory_has_nothing_else(fitted: Any, tmp_path: Path) -> N
     kept = {"lambda_matrix", COUNTS["lambda_matrix"], "factor_arguments"}
     for file in [f for f in theirs.iterdir() if f.stem not in kept]:
         file.unlink()
-    scored(fitted, tmp_path / "back", factors=theirs, strategy=("diagonal",))
+    back = scored(fitted, tmp_path / "back", factors=theirs, strategy=("diagonal", "identity"))
     assert Factors.open(tmp_path / "back").facts["strategies"] == ["diagonal"]
+    fit = run("influence fit", fitted[0], "own", {**fitted[1], **FIT, "strategy": ("diagonal",), "out": tmp_path / "f"})
+    moments = load_file(fit.run / "factors" / "moments.safetensors")
+    save_file(
+        {k: moments[f"diagonal/{name}"] for k, name in by_their_name(fitted[0], theirs).items()},
+        theirs / "lambda_matrix.safetensors",
+    )
+    again = scored(fitted, tmp_path / "again", factors=theirs, strategy=("diagonal",))
+    own = scored(fitted, tmp_path / "own", factors=fit.run, strategy=("diagonal",))
+    assert np.array_equal(again.whole(), own.whole())
+    assert not np.array_equal(back.whole(back.find("diagonal")), own.whole())  # what was in the file before was used
+
+
+def by_their_name(tuned: str, theirs: Path) -> dict[str, str]:
+    """kronfluence's names of modules, and ours: those of the model without its prefix."""
+    names = load_file(theirs / "lambda_matrix.safetensors")
+    return {k: ("head.classifier" if k == "classifier" else k.removeprefix("bert.")) for k in names}
+
+
+def test_exact_factors_come_back_as_exact_and_of_this_model_only(fitted: Any, tmp_path: Path) -> None:
+    tuned, files, _ = fitted
+    wish = {**FIT, "fisher": "exact", "fit_rows": "18"}
+    fit = run("influence fit", tuned, "own", {**files, **wish, "out": tmp_path / "fit"}).run
+    theirs = export(fit, tmp_path / "theirs")
+    back = scored(fitted, tmp_path / "back", factors=theirs, fisher="exact")
+    own = scored(fitted, tmp_path / "own", factors=fit, fisher="exact")
+    assert np.array_equal(back.whole(), own.whole())
+    assert back.facts["fit_rows"] == own.facts["fit_rows"] == 18
+    note = theirs / "budwood.json"
+    note.write_text(json.dumps({**json.loads(note.read_text()), "model_hash": "other"}))
+    with pytest.raises(ConfigError, match="another model or other rows:\n  model_hash"):
+        scored(fitted, tmp_path / "no", factors=theirs, fisher="exact")
+
+
+def test_sums_of_many_rows_in_sixteen_bits_are_divided_in_full(fitted: Any, tmp_path: Path) -> None:
+    theirs = export(fitted[2], tmp_path / "theirs")
+    (theirs / "budwood.json").unlink()
+    many = 70_000  # no number of sixteen bits
+    for file, counts in (("lambda_matrix", COUNTS["lambda_matrix"]),):
+        sums = {k: (v * many).clamp_max(6e4) for k, v in load_file(theirs / f"{file}.safetensors").items()}
+        scale = 4e4 / max(float(v.max()) for v in sums.values())
+        save_file({k: (v * scale).half() for k, v in sums.items()}, theirs / f"{file}.safetensors")
+        save_file({k: torch.tensor([many]) for k in sums}, theirs / f"{counts}.safetensors")
+    scored(fitted, tmp_path / "back", factors=theirs, strategy=("ekfac",))
+    factors = Factors.open(tmp_path / "back")
+    assert factors.facts["fit_rows"] == many
+    largest = max(float(factors.tensor(f"ekfac/{m.name}").max()) for m in factors.maps)
+    assert largest == pytest.approx(4e4 / many, rel=1e-3)
+    broken = {k: v * float("inf") for k, v in load_file(theirs / "lambda_matrix.safetensors").items()}
+    save_file(broken, theirs / "lambda_matrix.safetensors")
+    with pytest.raises(StoreError, match="lambda_matrix of '.*' has numbers that are not finite"):
+        scored(fitted, tmp_path / "broken", factors=theirs, strategy=("ekfac",))
 
 
 def test_what_does_not_fit_is_told(fitted: Any, tmp_path: Path) -> None:
@@ -91,3 +143,5 @@ def test_export_is_a_command(fitted: Any, tmp_path: Path, budwood: Callable[...,
     assert json.loads((tmp_path / "a" / "factors_x" / "factor_arguments.json").read_text())["use_empirical_fisher"]
     code, _, err = budwood("influence", "export", tmp_path / "nothing", tmp_path / "b")
     assert code == 2 and "nothing" in err
+    code, _, err = budwood("influence", "export", fitted[0], tmp_path / "b")
+    assert code == 2 and "holds no factors" in err

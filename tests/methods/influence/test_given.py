@@ -69,6 +69,38 @@ def test_refitted_factors_are_used(verb: str, tuned: Any, tmp_path: Path, monkey
     assert run(f"influence {verb}", model, task, settings).fresh
 
 
+def test_factors_of_one_model_are_not_taken_for_several(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    given = {**COMMON, "factors": tmp_path, "checkpoints": (str(model.run),), "out": tmp_path / "x"}
+    with pytest.raises(ConfigError, match="--factors are of one model, and --checkpoints name several"):
+        run("influence score", model, task, given)
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_a_run_carried_on_elsewhere_multiplies_as_it_began(
+    began: bool, tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    wish = {**COMMON, "dtype": "bf16", "shard_rows": 9, "out": tmp_path / "x"}
+    monkeypatch.setattr(method, "multiplies_bf16", lambda: began)
+    real = method.score_shard
+
+    def killed(arguments: dict[str, Any], part: Path) -> None:
+        if arguments["shard"] == 1:
+            raise KeyboardInterrupt
+        real(arguments, part)
+
+    monkeypatch.setattr(method, "score_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run("influence score", model, task, wish)
+    monkeypatch.setattr(method, "score_shard", real)
+    monkeypatch.setattr(method, "multiplies_bf16", lambda: not began)
+    carried = run("influence score", model, task, wish)
+    monkeypatch.setattr(method, "multiplies_bf16", lambda: began)
+    whole = run("influence score", model, task, {**wish, "out": tmp_path / "whole"})
+    assert np.array_equal(*(Scores.open(r.run).whole() for r in (carried, whole)))
+
+
 def test_a_killed_run_never_mixes_shards_of_two_factors(tuned: Any, tmp_path: Path) -> None:
     model, task = tuned
     place = refit(model, task, tmp_path / "fit")

@@ -13,10 +13,11 @@ from budwood.errors import ConfigError
 from budwood.methods.influence import asked, workshop
 from budwood.methods.influence.factors import Setting
 from budwood.methods.influence.moments import covariances
-from budwood.methods.influence.pairs import OnDisk, Resident
+from budwood.methods.influence.pairs import OnDisk, Resident, joined
 from budwood.methods.influence.precondition import Work, measurement, precondition, query_blocks
 from budwood.methods.influence.scores import Scores
 from budwood.methods.influence.sided import Sided, sided_bytes
+from budwood.methods.influence.thin import Thin
 from budwood.studies.api import run
 from tests.cases import Case
 from tests.methods.influence.toys import fit, toy
@@ -40,7 +41,9 @@ def test_queries_that_do_not_reach_a_map_are_zeros_wherever_blocks_lie(tmp_path:
     file = OnDisk.at(tmp_path / "blocks.bin", ready, 3, shop.like)
     last = shop.maps[-1]
     file.put(last.name, "raw", np.array([0]), torch.ones(1, last.out, last.into, dtype=shop.like.dtype))
-    for blocks in (kept, held, file):
+    for blocks in (kept, held, file, Thin(3, shop.like, 2)):
+        whole = joined(blocks, m, "raw", slice(0, 2))  # type: ignore[arg-type]
+        assert whole.shape == (2, m.out, m.columns) and not whole.any(), type(blocks).__name__
         room = torch.full((2 * m.out * m.into,), 7.0, dtype=shop.like.dtype)
         found = blocks.rows(m.name, "raw", 0, m.out, slice(0, 2), room)
         assert found.shape == (2, m.out * m.into) and not found.any(), type(blocks).__name__
@@ -78,12 +81,25 @@ def test_queries_are_made_on_one_thread(kept: str, tuned: Any, tmp_path: Path, m
 
 @pytest.mark.slow
 def test_workers_make_the_same_sides(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a --max-memory that holds the sides of the queries and not their blocks: workers are told nothing else."""
     model, task = tuned
-    monkeypatch.setattr(asked, "RESIDENT", 0)
-    before = torch.get_num_threads()
-    wish = {"threads": 2, "shard_rows": 12, "queries": ("4",), "max_memory": "3GB"}
+    before, seen = torch.get_num_threads(), []
+    real = asked.Asked.settle
+    monkeypatch.setattr(asked.Asked, "settle", lambda self: seen.append(self) or real(self))
+    wish = {"threads": 2, "shard_rows": 12, "queries": ("4",)}
+    run("influence score", model, task, {**wish, "max_memory": "2GB", "out": tmp_path / "x"})
+    (first,) = seen
+    assert not first.sided
+    need, whole = sided_bytes(first.ready, first.queries), asked.bytes_needed(first.ready, first.rows)
+    assert need is not None and need < whole
+    left = asked.SPARE * (need + whole) / 2
+    fixed = 2_000_000_000 - asked.room(first) - asked.held_bytes(first)
+    most = (fixed + left) * asked.WAITING / (asked.WAITING - 1)  # rows wait in an eighth of it
+    assert most / asked.WAITING < asked.held_bytes(first)
+    wish["max_memory"] = f"{most / 1e9:.9f}GB"
     done = [run("influence score", model, task, {**wish, "workers": n, "out": tmp_path / str(n)}).run for n in (1, 2)]
     torch.set_num_threads(before)
+    assert [a.sided for a in seen] == [False, True, True]
     assert np.array_equal(*(Scores.open(r).whole() for r in done))
 
 

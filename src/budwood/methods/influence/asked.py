@@ -257,8 +257,13 @@ def room(asked: Asked, also: int = 0) -> int:
         enough = fixed + (bytes_needed(asked.ready, 1) if asked.summed else 0)
         enough = max(also, min(enough + waiting, enough * WAITING // (WAITING - 1) + 1))
         if budget < enough:
+            what, less = (
+                ("the fit before the scores", "fewer --modules or a smaller --max-length")
+                if enough == also
+                else (f"{asked.rows} queries", "fewer --queries")
+            )
             raise ConfigError(
-                f"--max-memory {cfg.max_memory} is too little for {asked.rows} queries: it takes at least "
-                f"{math.ceil(enough / 1e6):,} MB in each worker. Give more memory or fewer --queries."
+                f"--max-memory {cfg.max_memory} is too little for {what}: it takes at least "
+                f"{math.ceil(enough / 1e6):,} MB in each worker. Give more memory, {less}."
             )
     return budget - fixed - held_bytes(asked)

@@ -92,7 +92,7 @@ def _pairing(session: Session, model: str, queries: Sequence[Row], wanted: Seque
     encoded(shop.read, queries)
     there = set(shop.train.ids)
     train = [r for r in session.task.rows(cfg.train_split) if r.id in there]
-    among = frozenset(shop.parameters) if cfg.modules else None
+    among = frozenset(shop.parameters) if cfg.modules or cfg.adapter == "own" else None
     pairing = Pairing(shop.read, train, queries, cfg.measurement, cfg.seed, among)
     if set(wanted) <= set(TEXTUAL):
         return pairing

@@ -242,8 +242,8 @@ def coordinates_of(
             parts[m.name] = torch.bmm(left_BTO.transpose(1, 2), right_BTI)[:, at_out, at_into]
 
     all_there(features, index, sweep(shop, features, index, lambda batch: (question,), use))
-    empty = torch.zeros(len(index), 0)
-    return torch.cat([parts.get(n, empty) for n in kept], 1).float()
+    nothing = lambda name: torch.zeros(len(index), len(kept[name].flat_K))  # noqa: E731  no gradient has reached it
+    return torch.cat([parts[n] if n in parts else nothing(n) for n in kept], 1).float()
 
 
 def rows_of(

@@ -157,7 +157,13 @@ class Factors:
         if setting.strategy == "identity":
             return None
         curvature = self.curvature(setting.strategy, name)
-        return inverse(curvature, self.damping(setting, name)).to(curvature.dtype)
+        found = inverse(curvature, self.damping(setting, name)).to(curvature.dtype)
+        if not torch.isfinite(found).all():
+            raise ConfigError(
+                f"The {setting.strategy} curvature of '{name}' has no finite inverse at --damping {setting.damping}: "
+                "some of it is NaN, or so near to 0 that damping has to be larger. Give more, such as 0.1mean."
+            )
+        return found
 
     def check(self, now: Mapping[str, Any]) -> None:
         """Refuse factors of another model, other rows or other settings, naming what differs."""

@@ -155,6 +155,7 @@ FILES = {  # kronfluence's file -> our tensor of a map; Lambda and covariances a
     "gradient_eigenvalues": lambda m: f"lG/{m.name}",
     "lambda_matrix": lambda m: f"ekfac/{m.name}",
 }
+OURS = "budwood.json"  # what kronfluence's files have no place for
 COUNTS = {
     "activation_covariance": "num_activation_covariance_processed",
     "gradient_covariance": "num_gradient_covariance_processed",
@@ -179,6 +180,7 @@ def write_kronfluence(factors: Factors, model: nn.Module, out: Path) -> None:
             save_file(ones, part / f"{count}.safetensors")
         told = {"strategy": "ekfac", "use_empirical_fisher": factors.facts.get("fisher") == "empirical"}
         write_json(part / "factor_arguments.json", told)  # without it the Analyzer does not find the rest
+        write_json(part / OURS, {k: factors.facts.get(k) for k in ("fisher", "fit_rows", "model_hash", "train_rows")})
 
 
 def is_kronfluence(path: Path) -> bool:
@@ -203,7 +205,12 @@ def read_kronfluence(path: Path, shop: Shop, out: Path) -> Factors:
         for m in shop.maps:
             value = _of(theirs, names[m.name], path / file)
             if count:
-                value = value / _of(count, names[m.name], path / file).to(value).clamp_min(1)
+                # a count has no place among 16-bit numbers
+                value = value.double() / _of(count, names[m.name], path / file).double().clamp_min(1)
+            if not torch.isfinite(value).all():
+                raise StoreError(
+                    f"{path}: the {file} of '{names[m.name]}' has numbers that are not finite. Fit it anew."
+                )
             key = f"{kind}/{m.name}" if file == "lambda_matrix" else FILES[file](m)
             wanted = _shape(file, m)
             if tuple(value.shape) != wanted:
@@ -218,9 +225,17 @@ def read_kronfluence(path: Path, shop: Shop, out: Path) -> Factors:
             tree.save(out / f"{file}.safetensors", mine, {"artefact": f"influence {file}", "from": "kronfluence"})
     strategies = ["kfac"] * turned + [kind] * moments
     nothing: dict[str, Any] = {"evidence": {}, "growth": [], "skipped": []}
-    facts = {"rows": rows, "fit_rows": rows, "strategies": sorted(strategies), **nothing, **identity(shop)}
+    fitted = _rows_of_fit(path) if moments else rows
+    facts = {"rows": rows, "fit_rows": fitted, "strategies": sorted(strategies), **nothing, **identity(shop)}
     write_text(out / "factors.json", made.facts_json(shop.maps, facts))
     return Factors.open(out)
+
+
+def _rows_of_fit(path: Path) -> int:
+    """How many rows Lambda is of; what `write_kronfluence` leaves are means, as if of one row."""
+    if (ours := path / OURS).exists():
+        return int(read_json(ours)["fit_rows"])
+    return max(int(n.max()) for n in _tensors(path / f"{COUNTS['lambda_matrix']}.safetensors").values())
 
 
 def _shape(file: str, m: Map) -> tuple[int, ...]:
@@ -237,6 +252,11 @@ def _check_labels(path: Path, shop: Shop) -> None:
     if not file.exists():
         return
     theirs = "empirical" if read_json(file).get("use_empirical_fisher") else "sampled"
+    if (ours := path / OURS).exists():  # kronfluence has no word for exact labels, nor for the model
+        told, now = read_json(ours), identity(shop)
+        theirs = told["fisher"]
+        if other := made.differing(told, {k: now[k] for k in ("model_hash", "train_rows")}):
+            raise ConfigError(f"The factors in {path} are of another model or other rows:\n" + "\n".join(other))
     if theirs != shop.labels:
         raise ConfigError(f"The factors in {path} are of {theirs} labels, not {shop.labels}. Give --fisher {theirs}.")
 
@@ -247,9 +267,8 @@ def export(run: Path, out: Path) -> Path:
         raise StoreError(f"{out} is there already. Give the name of a directory that is not.")
     if not (run / "run.json").exists():
         raise StoreError(f"There is no run {run}. Give a run of `influence fit`.")
-    found = read_json(run / "run.json")
+    found, factors = read_json(run / "run.json"), Factors.open(run)
     shop = open_shop(settings_for(FitConfig(**_own(found["given"])), found["models"][0]))
-    factors = Factors.open(run)
     factors.check(identity(shop))
     write_kronfluence(factors, shop.model, out)
     return out

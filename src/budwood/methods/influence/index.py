@@ -382,7 +382,8 @@ class Index:
             part = torch.zeros(len(batch), dtype=torch.float64)
 
             def add(m: Map, g: Tensor, part: Tensor = part) -> None:
-                part[: len(g)] += torch.einsum("boi,oi->b", g, asked[m.name]).double()
+                if m.name in asked:  # else no gradient of the query has reached the map
+                    part[: len(g)] += torch.einsum("boi,oi->b", g, asked[m.name]).double()
 
             took = coords.gradients(self.shop, self.shop.train, batch, Question(), add, bases)
             score[[place[int(n)] for n in took]] = part[: len(took)].numpy()

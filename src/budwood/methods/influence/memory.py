@@ -15,6 +15,7 @@ from budwood.methods.influence.workshop import TOKENS, Shop, memory_budget
 
 BASE = 450_000_000  # Python, torch and the tokenizer
 WIDE = 8  # bytes of the numbers in which sums are added up
+SOLVER = 6  # matrices of its size that an eigensolver has at once: two copies, its result and three to work in
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,12 @@ class Need:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers in a shop's factors: both covariances, weights, the largest matrix of weights."""
+    """Numbers in a shop's factors: both covariances, weights, the largest matrix of weights, the largest covariance."""
 
     sides: int
     weights: int
     largest: int
+    widest: int
 
 
 def sizes(shop: Shop) -> Sizes:
@@ -42,6 +44,7 @@ def sizes(shop: Shop) -> Sizes:
         sum(m.out**2 + (m.columns**2 if m.source == m.name else 0) for m in turned),
         sum(m.out * m.columns for m in shop.maps),
         max(m.out * m.columns for m in shop.maps),
+        max((max(m.out, m.columns) ** 2 for m in turned), default=0),
     )
 
 
@@ -49,7 +52,9 @@ def of_fit(shop: Shop) -> Need:
     """`fit`: sums of a shard, then sums of all shards and the one that is added; eigenbases during second moments."""
     n, size, asked = sizes(shop), shop.like.element_size(), set(shop.cfg.strategy)
     kinds = len(asked & {"ekfac", "diagonal"})
+    solving = 2 * size * n.sides + SOLVER * WIDE * n.widest  # covariances and eigenbases, and what one solution takes
     phases = [
+        solving * bool(asked & {"kfac", "ekfac"}),
         (WIDE + size + size * ("kfac" in asked)) * n.sides * bool(asked & {"kfac", "ekfac"}),
         size * (n.sides * ("ekfac" in asked) + n.weights * kinds),
         (2 * WIDE + size) * n.weights * kinds,

@@ -198,7 +198,8 @@ def _mean(parts: Sequence[np.ndarray], scale: float) -> np.ndarray:
     total = parts[0].astype(np.float64)
     for part in parts[1:]:
         total += part
-    return total * (scale / len(parts))
+    total *= scale / len(parts)
+    return total
 
 
 def _baselines(session: Session, desk: Desk, queries: Sequence[Row], cfg: ScoreConfig) -> set[str]:

@@ -23,6 +23,7 @@ from budwood.linalg.kron import outer_
 from budwood.methods.influence.moments import Turner
 from budwood.methods.influence.precondition import Part, Preconditioner, Term, ask_loss, bytes_needed, parts_of
 from budwood.methods.influence.workshop import ROWS, Shop, sweep
+from budwood.store.memory import installed_bytes
 
 TILE = 1 << 24  # numbers of gradients made at a time: more would take memory and save nothing
 MET = 512  # most training rows per product: every block is read, and weighed, once for all of them
@@ -35,6 +36,14 @@ EVERY = slice(None)
 
 class Blocks(Protocol):
     """Query blocks, part by part (see `parts_of`), wherever they lie."""
+
+    @property
+    def queries(self) -> int:
+        """How many queries there are."""
+
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor of their type and place."""
 
     def put(self, name: str, block: str, at: np.ndarray, values_QOI: Tensor) -> None:
         """Take some queries of a block."""
@@ -135,8 +144,10 @@ class OnDisk:
 
 def joined(blocks: Blocks, m: Map, block: str, queries: slice = EVERY) -> Tensor:
     """[Q, O, I] of a block, its parts put together."""
-    found = [blocks.rows(m.name, p.name, 0, m.out, queries) for p in parts_of(m, block)]
-    each = [x.view(len(x), m.out, -1) for x in found]
+    count, each = len(range(blocks.queries)[queries]), []
+    for p in parts_of(m, block):
+        room = blocks.like.new_empty(count * m.out * p.wide)
+        each.append(blocks.rows(m.name, p.name, 0, m.out, queries, room).view(count, m.out, -1))
     return each[0] if len(each) == 1 else torch.cat(each, 2)
 
 
@@ -347,9 +358,10 @@ class Meeting:
 
 def held_for(ready: Preconditioner, queries: int) -> int:
     """Bytes of training rows that wait for the queries: every product reads all blocks, so that the more there is to
-    read, the more rows wait.
+    read, the more rows wait; never in more than a quarter of the machine's memory.
     """
-    return min(MOST_HELD, max(HELD, bytes_needed(ready, queries) * 3 // 4 - (1 << 30)))
+    most = min(MOST_HELD, installed_bytes() // 4)
+    return max(HELD, min(most, bytes_needed(ready, queries) * 3 // 4 - (1 << 30)))
 
 
 def tile(m: Map, count: int, queries: int) -> tuple[int, int]:

@@ -164,6 +164,8 @@ class Products:
             size = len(strength_J) * (out + columns)
             sides_J = self.flat[start : start + size].view(-1, out + columns)
             start += size
+            if name not in asked:  # no gradient of the query has reached the map
+                continue
             step = max(1, CACHED // (out + columns))
             value_J = torch.empty(len(strength_J))
             for first in range(0, len(strength_J), step):

@@ -12,7 +12,8 @@ def profiled(session: Session, told: dict[str, Any]) -> dict[str, Any]:
     """What a verb has to tell, with --profile the phase table beside it: calls, mean, total and percent of each phase.
 
     A call is a job (a shard of rows, a part of the eigenbases) or a phase that is done in one go. The table is printed
-    and stored in profile.json; its times stay out of the metrics, which are the same on every machine.
+    and stored in profile.json; it stays out of the metrics, which are the same on every machine and however often a run
+    was carried on.
     """
     if not session.cfg.profile:
         return told
@@ -32,4 +33,4 @@ def profiled(session: Session, told: dict[str, Any]) -> dict[str, Any]:
     for r in rows:
         times = f"{r['mean']:>9.3f} s mean {r['total']:>9.3f} s {r['percent']:>5.1f} %"
         session.progress.say(f"{r['phase']:<12} {r['calls']:>4} call{'s' if r['calls'] != 1 else ' '} {times}")
-    return {**told, "profile": [{k: r[k] for k in ("phase", "calls")} for r in rows]}
+    return told

@@ -31,6 +31,7 @@ from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.queries import encoded, query_rows, warn_overlap
 from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for
 from budwood.methods.session import Session
+from budwood.store.files import read_json
 from budwood.store.progress import Progress
 
 HERE = "budwood.methods.influence.score"
@@ -42,16 +43,25 @@ def score(session: Session) -> dict[str, Any]:
     warn_overlap(session, rows := query_rows(session.task, cfg))
     outcomes = []
     if set(cfg.strategy) & set(STRATEGIES):
+        half = _half(session)
         for number, model in enumerate([session.models[0].text, *cfg.checkpoints]):
             place = session.run.path if number == 0 else session.run.file("checkpoints", str(number))
-            outcomes.append(scored(cfg, model, session.task, place, session.progress))
+            outcomes.append(scored(cfg, model, session.task, place, session.progress, half))
     told = write(session, outcomes, rows)
     for parts in session.run.path.rglob("parts"):
         shutil.rmtree(parts)
     return profiled(session, told)
 
 
-def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Progress) -> Outcome:
+def _half(session: Session) -> bool:
+    """Whether products are in bfloat16: as the machine that began the run has it, whichever carries it on."""
+    known = read_json(session.run.file("run.json")).get("half")
+    half = session.cfg.dtype == "bf16" and multiplies_bf16() if known is None else bool(known)
+    session.run.note(half=half)
+    return half
+
+
+def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Progress, half: bool) -> Outcome:
     """Scores of one model, its factors fitted at `place` where none are given."""
     own = settings_for(cfg, model) | rows_for(cfg, task, place)
     with progress.stage("load"):
@@ -67,7 +77,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
         "stamp": [shop.hash, factors.stamp],
         "score": {k: v for k, v in cfg.model_dump(mode="json").items() if k in ScoreConfig.model_fields},
         "place": str(place),
-        "half": cfg.dtype == "bf16" and multiplies_bf16(),
+        "half": half,
     }
     with progress.stage("queries"):
         asked = asked_of(arguments, task)
@@ -83,7 +93,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
 
 def given_factors(path: Path, shop: Shop, place: Path) -> Factors:
     """Factors of another run, which must be those of this model, these rows and these settings; or kronfluence's, which
-    are written to `place` as ours.
+    are written to `place` as ours (their files name no model: modules, shapes and labels have to fit).
     """
     if is_kronfluence(path):
         if not (place / "factors.json").exists():

@@ -54,7 +54,11 @@ class Thin:
     def rows(
         self, name: str, block: str, first: int, last: int, queries: slice = EVERY, room: Tensor | None = None
     ) -> Tensor:
-        """[Q, (last - first) * I]: outputs first..last of a block, for some queries."""
+        """[Q, (last - first) * I]: outputs first..last of a block, for some queries; zeros where no gradient has
+        reached the map.
+        """
+        if (name, block) not in self.tensors and room is not None:
+            return room.zero_().view(len(range(self.queries)[queries]), -1)
         left_QOR, *right = self.tensors[name, block]
         some_QOR = left_QOR[queries, first:last]
         return (torch.bmm(some_QOR, right[0][queries]) if right else some_QOR).flatten(1)
