@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from budwood.config.influence import FitConfig
 from budwood.data.batch import Features
+from budwood.data.task import Task
 from budwood.errors import ConfigError, DataError
 from budwood.linalg.ranking import spearman_by_row
 from budwood.methods.influence import evidence, growth, workshop
@@ -177,8 +179,6 @@ def test_self_and_sums_over_queries(tuned: Any, tmp_path: Path) -> None:
         {**common, "query_split": "train", "measurement": "loss", "scale": "sum", "out": tmp_path / "a"},
     )
     both = Scores.open(every.run).whole()
-    overlap = [json.loads(line) for line in (every.run / "progress.jsonl").read_text().splitlines()]
-    assert any("overlap" in line for line in overlap)
     alone = run("influence self", model, task, {**common, "out": tmp_path / "b"})
     got = alone.table["self:ekfac@0.1mean"].to_numpy()
     np.testing.assert_allclose(got, np.diagonal(both), rtol=1e-3, atol=1e-4 * np.abs(both).max())
@@ -198,6 +198,30 @@ def test_self_and_sums_over_queries(tuned: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         Scores.open(summed.run).row(0), both.sum(0), rtol=1e-3, atol=1e-4 * np.abs(both.sum(0)).max()
     )
+
+
+def test_queries_that_are_training_rows_are_named(
+    tuned: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By both ids, whatever they are called there: on the screen the first five, in the run's log all of them."""
+    model, task = tuned
+    train = task.splits["train"]
+    texts = dict.fromkeys(r.text for r in train)
+    last = {r.text: r.id for r in train}
+    copies = tuple(replace(train[0], id=f"q{i}", text=text) for i, text in enumerate(texts))[:7]
+    new = tuple(replace(train[0], id=f"new{i}", text="w9 " * (i + 20)) for i in range(2))
+    task = Task("toy", "label", {"train": train, "validation": (*new, *copies)}, task.labels)
+    both = [[r.id, last[r.text]] for r in copies]
+    wish = {"threads": 1, "strategy": ("identity",), "progress": "plain"}
+    for count, told in ((2, 0), (3, 1), (9, 7)):
+        capsys.readouterr()
+        made = run("influence score", model, task, {**wish, "queries": (str(count),), "out": tmp_path / str(count)})
+        shown = ", ".join(f"{q} = {n}" for q, n in both[: min(told, 5)]) + (" ..." if told > 5 else "")
+        line = f"{told} of {count} queries are training rows too ({shown}): they will look like their own best helpers."
+        lines = capsys.readouterr().err.splitlines()
+        assert [x for x in lines if "training rows too" in x] == ([line] if told else [])
+        events = [json.loads(x) for x in (made.run / "progress.jsonl").read_text().splitlines()]
+        assert [e["overlap"] for e in events if "overlap" in e] == ([both[:told]] if told else [])
 
 
 def test_a_query_that_is_not_there_is_named(tuned: Any, tmp_path: Path) -> None:
@@ -228,6 +252,32 @@ def test_fit_rows_grow_until_ranks_agree(
     first = Factors.open(few.run)
     for m in want.maps:  # bases are those of the first rows, second moments those of all of them in these bases
         assert torch.allclose(ours.tensor(f"G/{m.name}"), first.tensor(f"G/{m.name}"), rtol=1e-4, atol=1e-12)
+
+
+@pytest.mark.parametrize("damping,sizes", [("1e9", [6, 12]), ("1e-8", [6, 12, 24])])
+def test_a_sample_grows_until_ranks_agree_to_99_hundredths(
+    damping: str, sizes: list[int], tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With so much damping that factors hardly matter the first two samples agree; with hardly any they do not."""
+    model, task = tuned
+    monkeypatch.setattr(evidence, "ROWS", 6)
+    wish = {"threads": 1, "fit_rows": "auto", "damping": (damping,), "queries": ("2",), "out": tmp_path / "run"}
+    grown = Factors.open(run("influence score", model, task, wish).run).facts
+    assert growth.AGREE == 0.99
+    assert [g["rows"] for g in grown["growth"]] == sizes and grown["fit_rows"] == sizes[-1]
+    assert grown["growth"][0]["spearman"] is None
+    assert (grown["growth"][1]["spearman"] >= 0.99) == (len(sizes) == 2)
+
+
+@pytest.mark.parametrize("agreed,sizes", [(0.9899, [6, 12, 24]), (0.9901, [6, 12])])
+def test_a_sample_stops_growing_just_above_99_hundredths(
+    agreed: float, sizes: list[int], tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    monkeypatch.setattr(evidence, "ROWS", 6)
+    monkeypatch.setattr(growth, "spearman_by_row", lambda a, b: np.full(len(a), agreed))
+    grown = run("influence fit", model, task, {"threads": 1, "fit_rows": "auto", "out": tmp_path / "run"})
+    assert [g["rows"] for g in grown.metrics["growth"]] == sizes
 
 
 def test_covariances_of_kfac_grow_with_the_sample(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
