@@ -29,7 +29,9 @@ class FactorConfig(Config):
         "bm25, tfidf, representation, tracin, datainf, trak. The first is the main one.",
     )
     fisher: Annotated[FisherOf | None, Parameter(group=INFLUENCE)] = Field(
-        None, description="Labels behind the curvature: exact (over all), sampled, empirical. Default: as in `fisher`."
+        None,
+        description="Labels behind the curvature: exact (over all), sampled, empirical. Default: exact up to 8 "
+        "labels, else sampled.",
     )
     fit_rows: Annotated[str, Parameter(group=INFLUENCE)] = Field(
         "all", description="Training rows the factors are fitted on: all, a number, or auto (until ranks settle)."
@@ -60,7 +62,8 @@ class FactorConfig(Config):
     max_memory: Annotated[str | None, Parameter(group=INFLUENCE)] = Field(
         None,
         description="Most memory of each worker, e.g. 2GB: batches and tiles are made to fit, too little is refused "
-        "with what is needed. Default: usual batches, and half of what is free for the queries of all workers.",
+        "with what is needed. Default: usual batches, half of what is free for the queries of all workers, and in each "
+        "up to 5 GiB (a quarter of the machine's memory at most) of rows on their way.",
     )
     workers: Annotated[int, Parameter(group=RUNNING)] = Field(
         1,

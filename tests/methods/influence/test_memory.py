@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from budwood.errors import ConfigError
+from budwood.errors import ConfigError, DataError
 from budwood.methods.influence import asked, memory
 from budwood.methods.influence.scores import Scores
 from budwood.studies.api import run
@@ -43,6 +45,31 @@ def test_the_least_memory_that_is_said_is_enough_for_fit_and_scores(name: str, t
     usual = run("influence score", model, task, {**wish, "out": tmp_path / "usual"})
     got, want = (Scores.open(r.run).whole() for r in (tight, usual))
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5 * np.abs(want).max())
+
+
+def test_a_disk_that_is_too_small_for_queries_is_said_before_it_is_filled(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = tuned
+    monkeypatch.setattr(asked, "RESIDENT", 0)
+    monkeypatch.setattr(asked, "better_sided", lambda *given: False)
+    monkeypatch.setattr(asked.shutil, "disk_usage", lambda place: SimpleNamespace(free=1000))
+    with pytest.raises(ConfigError, match=r"3 queries take .* GB of disk .* 0.0 GB are free. .*--query-rank 32"):
+        run("influence score", model, task, {**COMMON, "out": tmp_path / "x"})
+    assert not list(tmp_path.rglob("queries-*"))
+
+
+def test_queries_without_finite_scores_are_named(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {**COMMON, "measurement": f"{__name__}:no_number_for_one", "strategy": ("identity",), "out": tmp_path / "x"}
+    with pytest.raises(DataError, match=r"1 of 3 queries have scores that are not finite \(identity\), such as 'r\d+'"):
+        run("influence score", model, task, wish)
+    assert not (tmp_path / "x" / "scores").exists()
+
+
+def no_number_for_one(logits: torch.Tensor, targets: object) -> torch.Tensor:
+    """A measurement that is no number for the query of the largest logit."""
+    return torch.where(logits[:, 0] == logits[:, 0].max(), torch.nan, 1.0) * logits[:, 0]
 
 
 def test_a_fit_that_takes_more_than_scores_is_told_at_once(

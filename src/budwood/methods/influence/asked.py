@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -158,7 +159,19 @@ class Asked:
             if self.cfg.workers == 1 and self.cfg.engine == "local":
                 assert self.blocks is not None  # the shards are computed in this process: computed and timed here
         else:
+            self._check_disk(need)
             run_jobs([Job(f"{HERE}:query_file", self.given, self.file)], 1)
+
+    def _check_disk(self, need: int) -> None:
+        """Refuse to fill a disk for an hour and fail then."""
+        place = Path(self.given["place"])
+        free = shutil.disk_usage(place).free
+        if need > free:
+            raise ConfigError(
+                f"The gradients of {self.rows} queries take {need / 1e9:,.1f} GB of disk while they are scored, and "
+                f"where {place} lies {free / 1e9:,.1f} GB are free. Keep queries as outer products in memory "
+                "(--query-rank 32), ask fewer --queries, or give an --out with more room."
+            )
 
     def _thin_bytes(self, rank: int) -> float:
         numbers = thin_numbers(self.ready.factors.maps, rank, self.ready)
@@ -224,7 +237,7 @@ def query_file(arguments: dict[str, Any], part: Path) -> None:
 
 def held_bytes(asked: Asked) -> int:
     """Bytes of training rows that wait for the queries: the usual, or a part of --max-memory."""
-    usual, wish = held_for(asked.ready, asked.rows), asked.cfg.max_memory
+    usual, wish = held_for(bytes_needed(asked.ready, asked.rows)), asked.cfg.max_memory
     return usual if wish is None else min(usual, memory_budget(wish) // WAITING)
 
 
@@ -249,7 +262,7 @@ def room(asked: Asked, also: int = 0) -> int:
     fixed += settings * asked.rows * 8 * len(asked.groups) * min(cfg.shard_rows, len(shop.train))  # and of a shard
     if cfg.per_token:
         fixed += settings * asked.rows * 8 * int((shop.train.lengths_N[asked.pieces[0]] + 1).sum())
-    waiting = held_for(asked.ready, asked.rows)
+    waiting = held_for(bytes_needed(asked.ready, asked.rows))
     # what is free is shared; what was asked for is each worker's own, so that no batch depends on their number
     budget = memory_budget(None) // cfg.workers if cfg.max_memory is None else memory_budget(cfg.max_memory)
     if cfg.max_memory is not None:

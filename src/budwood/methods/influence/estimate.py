@@ -13,6 +13,7 @@ from budwood.data.task import Task
 from budwood.methods.influence.asked import RESIDENT
 from budwood.methods.influence.evidence import ROWS
 from budwood.methods.influence.moments import covariances
+from budwood.methods.influence.pairs import held_for
 from budwood.methods.influence.queries import query_rows
 from budwood.methods.influence.sided import SIDES
 from budwood.methods.influence.thin import thin_numbers
@@ -62,6 +63,7 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
     }
     blocks = 4 * queries * (weights if rank is None else thin_numbers(shop.maps, rank))
     held = blocks if rank is not None or blocks <= RESIDENT else min(blocks, SIDES)  # the rest in a file, at most
+    waiting = bool(queries) * min(held_for(blocks * len(own)), 4 * tokens * sum(m.out + m.columns for m in shop.maps))
     return {
         "mode": shop.read.mode,
         "fisher": shop.labels,
@@ -71,7 +73,7 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
         "queries": queries,
         "flops": sum(flops.values()),
         "flops_by_phase": flops,
-        "memory_bytes": 4 * 4 * weights + held,
+        "memory_bytes": 4 * 4 * weights + held + waiting,
         "disk_bytes": 4 * (2 * sides + 2 * weights) + 4 * rows * queries * len(own) + blocks - held,
         "seconds": round(_seconds(shop, sum(flops.values())) + 3, 1),
     }

@@ -18,6 +18,7 @@ import torch
 from budwood.config.influence import BASELINES, ScoreConfig
 from budwood.data.task import Row
 from budwood.engine.jobs import Job
+from budwood.errors import DataError
 from budwood.linalg.ranking import spearman_by_row
 from budwood.methods.influence.asked import Asked
 from budwood.methods.influence.factors import Factors, Setting
@@ -141,7 +142,7 @@ def write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row])
     columns = ["all"] if "train" in cfg.aggregate else train_ids
     with writing_scores(session.run.file("scores"), query_ids, columns, facts, tokens) as desk:
         with session.progress.stage("save"):
-            agreement = _matrices(desk, outcomes, cfg, scale)
+            agreement = _matrices(desk, outcomes, cfg, scale, query_ids)
         lost = _baselines(session, desk, queries, cfg) | set(facts.get("skipped", ()))
     told = {**facts, "queries": len(queries), "train": len(train_ids), "n": len(train_ids), "skipped": sorted(lost)}
     told |= {"strategies": list(cfg.strategy), "agreement": agreement}
@@ -154,7 +155,9 @@ def write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row])
     return told
 
 
-def _matrices(desk: Desk, outcomes: Sequence[Outcome], cfg: ScoreConfig, scale: float) -> dict[str, dict[str, float]]:
+def _matrices(
+    desk: Desk, outcomes: Sequence[Outcome], cfg: ScoreConfig, scale: float, query_ids: Sequence[str]
+) -> dict[str, dict[str, float]]:
     """Write the mean over models of every setting and group; returns how near 16 bits are to float32."""
     agreement: dict[str, dict[str, float]] = {}
     summed = "train" in cfg.aggregate
@@ -162,6 +165,12 @@ def _matrices(desk: Desk, outcomes: Sequence[Outcome], cfg: ScoreConfig, scale: 
         used = _used(setting, outcomes[0].factors) | _rank(cfg)
         for j, group in enumerate(outcomes[0].groups):
             value_QN = _mean([o.total_SGQN[i, j] for o in outcomes], scale)
+            if lost := np.flatnonzero(~np.isfinite(value_QN).all(1)).tolist():
+                raise DataError(
+                    f"{len(lost)} of {len(query_ids)} queries have scores that are not finite ({setting.text}), such "
+                    f"as '{query_ids[lost[0]]}': is what is measured of them ({cfg.measurement}), or its gradient, a "
+                    "number? Leave them out with --queries, or give another --measurement."
+                )
             value_QN = value_QN.sum(1, keepdims=True) if summed else value_QN
             matrix = _matrix(setting, group, cfg, used, value_QN)
             desk.put(matrix, slice(None), slice(None), value_QN)

@@ -211,7 +211,7 @@ class Meeting:
         if not self.queries:
             return
         waiting: list[_Passed] = []
-        held = held_for(self.ready, self.queries) if self.held is None else self.held
+        held = held_for(bytes_needed(self.ready, self.queries)) if self.held is None else self.held
         for index in self.shop.batches(features, order, most=min(most, ROWS)):
             if sum(len(p.rows) for p in waiting) + len(index) > most or sum(p.bytes for p in waiting) >= held:
                 self._meet_all(waiting)
@@ -356,12 +356,12 @@ class Meeting:
         return self._rooms[name][:size]
 
 
-def held_for(ready: Preconditioner, queries: int) -> int:
-    """Bytes of training rows that wait for the queries: every product reads all blocks, so that the more there is to
-    read, the more rows wait; never in more than a quarter of the machine's memory.
+def held_for(blocks: int) -> int:
+    """Bytes of training rows that wait for so many bytes of query blocks: every product reads all blocks, so that the
+    more there is to read, the more rows wait; never in more than a quarter of the machine's memory.
     """
     most = min(MOST_HELD, installed_bytes() // 4)
-    return max(HELD, min(most, bytes_needed(ready, queries) * 3 // 4 - (1 << 30)))
+    return max(HELD, min(most, blocks * 3 // 4 - (1 << 30)))
 
 
 def tile(m: Map, count: int, queries: int) -> tuple[int, int]:
