@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,14 +146,35 @@ def test_a_measurement_of_one_s_own(tuned: Any, tmp_path: Path) -> None:
         assert not (tmp_path / told[:4] / "factors").exists()  # before the work
 
 
-def test_batches_given_by_hand_change_nothing(tuned: Any, tmp_path: Path) -> None:
+def test_batches_given_by_hand_are_kept_to_and_change_nothing(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, task = tuned
     wish = {**COMMON, "queries": ("5",)}
-    usual, small = (
-        Scores.open(run("influence score", model, task, {**wish, **more, "out": tmp_path / n}).run).whole()
-        for n, more in (("usual", {}), ("small", {"train_batch": 3, "query_batch": 2}))
-    )
-    np.testing.assert_allclose(small, usual, rtol=1e-4, atol=1e-5 * np.abs(usual).max())
+    took: dict[str, list[int]] = {}
+
+    def noting(name: str, real: Any, mine: Callable[..., bool], size: Callable[..., int]) -> Any:
+        return lambda *given, **more: (took[name].append(size(*given)) if mine(*given) else None, real(*given, **more))[
+            1
+        ]
+
+    rows = lambda shop, features, index, *rest: len(index)
+    trained = noting("through", pairs.sweep, lambda shop, features, *rest: features is shop.train, rows)
+    asked_ = noting("asked", preparing.sweep, lambda shop, features, *rest: features is not shop.train, rows)
+    sides = lambda meeting, m, terms, sides: sum(len(g_BTO) for g_BTO, _ in sides)
+    met = noting("met", pairs.Meeting._meet, lambda *given: True, sides)
+    for place, name, spy in ((pairs, "sweep", trained), (preparing, "sweep", asked_), (pairs.Meeting, "_meet", met)):
+        monkeypatch.setattr(place, name, spy)
+    found, sizes = {}, {}
+    for name, more in {"usual": {}, "small": {"train_batch": 3, "query_batch": 2}}.items():
+        took.update(through=[], asked=[], met=[])
+        made = run("influence score", model, task, {**wish, **more, "out": tmp_path / name})
+        found[name], sizes[name] = Scores.open(made.run).whole(), dict(took)
+    assert sum(sizes["usual"]["through"]) == sum(sizes["small"]["through"]) == 24
+    assert set(sizes["usual"]["met"]) == {24} and sizes["usual"]["asked"] == [5]
+    assert max(sizes["small"]["through"]) == 3 and max(sizes["small"]["met"]) == 3
+    assert sum(sizes["small"]["asked"]) == 5 and max(sizes["small"]["asked"]) == 2
+    np.testing.assert_allclose(found["small"], found["usual"], rtol=1e-4, atol=1e-5 * np.abs(found["usual"]).max())
 
 
 @pytest.mark.parametrize(
@@ -419,16 +442,31 @@ def test_a_number_counts_rows_and_an_id_names_one() -> None:
 
 
 @pytest.mark.parametrize("verb,phase", [("fit", "moments"), ("score", "scores"), ("self", "self"), ("index", "index")])
-def test_a_profile_counts_jobs(verb: str, phase: str, tuned: Any, tmp_path: Path) -> None:
+def test_a_profile_counts_jobs_and_is_printed(
+    verb: str, phase: str, tuned: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every phase with its calls, loading and saving among them; means times calls are totals, shares add up."""
     model, task = tuned
-    wish = {"threads": 1, "shard_rows": 5, "profile": True, "out": tmp_path / "run"}
+    wish = {"threads": 1, "shard_rows": 5, "profile": True, "progress": "plain", "out": tmp_path / "run"}
+    capsys.readouterr()
     made = run(f"influence {verb}", model, task, wish)
-    table = {r["phase"]: r for r in read_json(made.run / "profile.json")}
-    # 24 rows in fives: two halves of twelve in three each for factors, five for the rest
+    lines = capsys.readouterr().err.splitlines()
+    stored = read_json(made.run / "profile.json")
+    table = {r["phase"]: r for r in stored}
+    # 24 rows in fives: two halves of twelve in three each for factors, five for the rest; three files of factors
     want = {"load": 1, "covariance": 6, "eigen": 4, "moments": 6, phase: 6 if verb == "fit" else 5}
     assert {k: table[k]["calls"] for k in want} == want
-    assert sum(r["percent"] for r in table.values()) == pytest.approx(100, abs=1)
-    assert [r["phase"] for r in made.metrics["profile"]] == list(table)
+    assert table["save"]["calls"] == (3 if verb == "fit" else 4)
+    whole = sum(r["total"] for r in stored)
+    rounding = 0.0005 + 1e-9
+    for r in stored:
+        assert abs(r["mean"] * r["calls"] - r["total"]) <= rounding * (r["calls"] + 1)
+        assert r["percent"] == pytest.approx(100 * r["total"] / whole, abs=0.1 + 100 * rounding * len(stored) / whole)
+        line = rf"{r['phase']} +{r['calls']} calls? +{r['mean']:.3f} s mean +{r['total']:.3f} s +{r['percent']:.1f} %"
+        assert len([x for x in lines if re.fullmatch(line, x)]) == 1, (line, lines)
+    assert abs(sum(r["percent"] for r in stored) - 100) <= 0.05 * len(stored) + 1e-9
+    assert read_json(made.run / "cost.json")["phase_seconds"].keys() == table.keys()
+    assert "profile" not in made.metrics  # which are the same on every machine
 
 
 @pytest.mark.slow
