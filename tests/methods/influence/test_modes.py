@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,35 @@ def test_tokens_add_up_to_what_is_shown(
                 assert sum(parts) == pytest.approx(row["score"], rel=1e-3, abs=near)
     code, out, err = budwood("influence", "show", "scored", "--query", 1, "--top", 1, "--bottom", 0)
     assert code == 0 and "helps most 1" in out and "layers" in out and "tokens" in out, err
+
+
+def test_json_has_the_keys_that_are_promised(
+    budwood: Callable[..., Any],  # noqa: F811
+    model: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """One object on stdout, whatever is said on stderr, for `fit` as for `score`."""
+    figures(tmp_path / "figures.csv")
+    data = ["--task", "figures.csv", "--limit", 6, "--limit-eval", 4, "--threads", 1]
+    start = ["--max-steps", 2, "--batch-size", 4, "--progress", "none", "--out", "tuned"]
+    code, _, err = budwood("finetune", model, *data, *start)
+    assert code == 0, err
+    common = {"budwood": version("budwood"), "task": "figures", "seed": 3, "models": ["tuned"], "limited": True}
+    wish = ["--seed", 3, "--progress", "plain", "--json"]
+    code, out, err = budwood("influence", "fit", "tuned", *data, *wish, "--strategy", "ekfac,diagonal", "--out", "fit")
+    assert code == 0 and "--damping auto, ekfac" in err
+    found = json.loads(out)
+    told = {**common, "verb": "influence fit", "strategies": ["diagonal", "ekfac"], "train": 6, "n": 6}
+    assert {k: found[k] for k in told} == told
+    assert set(found["damping"]) == {"ekfac", "diagonal"} and found["damping"]["ekfac"]["best"] in (10, 30, 100)
+    given = ["--factors", "fit", "--queries", 1, "--damping", "0.1mean,1e-4", "--strategy", "ekfac,identity,bm25"]
+    code, out, err = budwood("influence", "score", "tuned", *data, *wish, *given, "--out", "scored")
+    assert code == 0, err
+    found = json.loads(out)
+    told = {**common, "verb": "influence score", "strategies": ["ekfac", "identity", "bm25"], "queries": 1, "train": 6}
+    told |= {"n": 6, "damping": ["0.1mean", "0.0001"]}
+    assert {k: found[k] for k in told} == told
+    assert found["run"] == str(tmp_path / "scored") and found["seconds"] > 0
+    assert json.loads((tmp_path / "scored" / "metrics.json").read_text()) == {
+        k: v for k, v in found.items() if k not in json.loads((tmp_path / "scored" / "cost.json").read_text())
+    }
