@@ -11,6 +11,7 @@ from scipy.stats import spearmanr
 
 from budwood.errors import ConfigError, StoreError
 from budwood.evaluation import lds
+from budwood.evaluation.datamodel import subset
 from budwood.evaluation.truth import Truth, read_truth, write_truth
 
 
@@ -133,6 +134,26 @@ def test_truth_round_trip_and_published_form(tmp_path: Path) -> None:
     published = read_truth(tmp_path)
     assert published.train_ids == () and published.margin_SRQ.shape == (60, 1, 24)
     assert lds.lds_by_query(published, effect_QN) == pytest.approx(lds.lds_by_query(truth, effect_QN), abs=1e-12)
+
+
+def test_half_of_the_published_rows_is_1216_and_the_formula_is_the_published_one(tmp_path: Path) -> None:
+    """Masks [100, 2432] at a half, margins [100, 277] in float32, as they lie in the files of the field's example."""
+    mask_SN = np.stack([subset(2432, 0.5, 0, number) for number in range(100)])
+    assert mask_SN.dtype == bool and mask_SN.shape == (100, 2432)
+    assert mask_SN.sum(1).tolist() == [1216] * 100 and len(np.unique(mask_SN, axis=0)) == 100
+    assert mask_SN.sum(0).min() > 20 and mask_SN.sum(0).max() < 80  # rows are in some subsets each
+    rng = np.random.default_rng(7)
+    scores_QN = rng.normal(size=(277, 2432)).astype(np.float32)
+    clean_SQ = mask_SN @ scores_QN.T.astype(np.float64)
+    margins = torch.tensor(clean_SQ + 40 * rng.normal(size=clean_SQ.shape), dtype=torch.float32)
+    torch.save(torch.tensor(mask_SN, dtype=torch.int8), tmp_path / "masks.pt")
+    torch.save(margins, tmp_path / "margins.pt")
+    truth = read_truth(tmp_path)
+    assert np.array_equal(truth.mask_SN, mask_SN) and truth.margin_SRQ.shape == (100, 1, 277)
+    prediction = truth.mask_SN.astype(np.float64) @ scores_QN.astype(np.float64).T
+    want = [spearmanr(prediction[:, j], margins[:, j]).statistic for j in range(277)]
+    assert 0.3 < np.mean(want) < 0.8
+    np.testing.assert_allclose(lds.lds_by_query(truth, scores_QN), want, rtol=0, atol=1e-12)
 
 
 def test_a_folder_without_truth_is_named(tmp_path: Path) -> None:
