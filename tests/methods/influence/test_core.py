@@ -629,6 +629,32 @@ def test_attention_convolutions_and_lora_equal_the_dense_inverse(make: Any, coun
             assert close(got[i], dense_scores(query, train, factors, setting)), (way, setting)
 
 
+def test_tokens_of_attention_equal_attention_written_out(tmp_path: Path) -> None:
+    """Attention has its positions first and its rows second: what a token gives stands at its place all the same."""
+    torch.manual_seed(0)
+    c, shop = toy_around(Attention())
+    factors = fit(shop, tmp_path)
+    few = [Setting("identity"), Setting("ekfac", "0.1mean")]
+    ready = precondition(factors, few, Work(3, 6, 8.0), "back")
+    blocks = Resident(3, shop.like)
+    query_blocks(shop, ready, shop.train, QUERIES, measurement(shop.read.objective, "loss"), blocks.put)
+    got = token_scores(shop, ready, blocks, 3, np.arange(6))
+    train = gradients(c, shop)
+    for setting, mine in zip(few, got):
+        solved = dense_queries({k: v[QUERIES] for k, v in train.items()}, train, factors, setting)
+        rows = []
+        for n in range(6):
+            ids_T, label = torch.as_tensor(shop.train.piece("input_ids", n)).long(), int(shop.train.fixed["label"][n])
+            logits, seen = by_hand(c.model, ids_T)
+            grads = torch.autograd.grad(-logits.log_softmax(1)[0, label], [out for _, out in seen.values()])
+            rows.append(np.zeros((3, 1 + len(ids_T))))
+            for (name, (x_TI, _)), g_TO in zip(seen.items(), grads):
+                a_TI = torch.cat([x_TI.detach(), x_TI.new_ones(len(x_TI), 1)], 1)
+                at = slice(0, 1) if name == "classifier" else slice(1, None)
+                rows[-1][:, at] += torch.einsum("qoi,ti,to->qt", solved[name], a_TI, g_TO).numpy()
+        assert close(mine, np.concatenate(rows, 1)), setting
+
+
 def test_settings_and_dampings(tmp_path: Path) -> None:
     _, shop = toy("bert")
     factors = fit(shop, tmp_path)
