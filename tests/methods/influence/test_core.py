@@ -674,12 +674,12 @@ def test_settings_and_dampings(tmp_path: Path) -> None:
 
 def test_evidence_asks_for_damping_where_halves_differ() -> None:
     torch.manual_seed(0)
-    one, other = (torch.distributions.Chi2(0.2).sample((4000,)).double() for _ in range(2))
+    one, other = (torch.distributions.Chi2(0.2).sample((50, 80)).double() for _ in range(2))
     found = weigh([(one, other)])
     agreements = [x["agreement"] for x in found["sweep"]]
     assert agreements == sorted(agreements) and [x["share"] for x in found["sweep"]] == list(SHARES)
     assert found["best"] > SHARES[0] and agreements[0] < RELIABLE < max(agreements)
-    same = torch.logspace(-3, 3, 4000).double()
+    same = torch.logspace(-3, 3, 4000).double().view(50, 80)
     assert weigh([(same, same)])["best"] == SHARES[0]  # halves agree: the least is enough
 
 
@@ -687,7 +687,7 @@ def test_evidence_wants_agreement_at_all_larger_shares_too(monkeypatch: pytest.M
     """Agreement falls and rises again on real models: a share that agrees below others that do not is not taken."""
     known = {10.0: 0.97, 30.0: 0.90, 100.0: 0.96}
     monkeypatch.setattr(evidence, "reliability", lambda a, b, damping: (known[damping], 1.0, 1.0))
-    ones = torch.ones(8)
+    ones = torch.ones(2, 4)
     assert weigh([(ones, ones)])["best"] == 100
     known[30.0] = 0.95
     assert weigh([(ones, ones)])["best"] == 10

@@ -105,7 +105,7 @@ def test_kfac_evidence_is_that_of_covariances_of_either_half(tmp_path: Path) -> 
     for m in shop.maps:
         b = factors.basis(m.name)
         sides = [(b.q_OO.T @ x[f"G/{m.name}"] @ b.q_OO, b.q_II.T @ x[f"A/{m.source}"] @ b.q_II) for x in mean]
-        one, other = (torch.kron(g.diag(), a.diag()) for g, a in sides)
+        one, other = (torch.outer(g.diag(), a.diag()) for g, a in sides)
         pairs.append((one, other))
     assert [x["agreement"] for x in found["sweep"]] == pytest.approx([x["agreement"] for x in weigh(pairs)["sweep"]])
     assert of_covariances([halves[0], {}], factors.bases, shop.maps) == {}
