@@ -83,3 +83,12 @@ def test_a_fit_that_takes_more_than_scores_is_told_at_once(
     least = least_said(model, task, given, tmp_path / "given")
     assert least < 5000
     run("influence score", model, task, {**given, "max_memory": f"{least}MB", "out": tmp_path / "tight"})
+
+
+def test_more_queries_than_there_are_is_said(tuned: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, task = tuned
+    wish = {**COMMON, "strategy": ("identity",), "progress": "plain"}
+    for count, said in (("10", False), ("11", True)):
+        done = run("influence score", model, task, {**wish, "queries": (count,), "out": tmp_path / count})
+        assert done.metrics["queries"] == 10 and done.metrics["overlap"] == 0
+        assert ("--queries 11 was given, and the split has 10 rows" in capsys.readouterr().err) is said

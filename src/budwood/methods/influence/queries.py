@@ -49,8 +49,17 @@ def encoded(read: Reading, rows: Sequence[Row]) -> Features:
     return features
 
 
-def warn_overlap(session: Session, rows: Sequence[Row]) -> None:
-    """Say which queries are training rows as well: their best helper is themselves."""
+def warn_fewer(session: Session, rows: Sequence[Row]) -> None:
+    """Say where more queries were asked for than there are."""
+    wish = session.cfg.queries
+    if len(wish) == 1 and wish[0].isdigit() and int(wish[0]) > len(rows):
+        session.progress.say(
+            f"--queries {wish[0]} was given, and the split has {len(rows)} rows: all of them are asked."
+        )
+
+
+def warn_overlap(session: Session, rows: Sequence[Row]) -> int:
+    """Say which queries are training rows as well: their best helper is themselves. Returns how many."""
     seen = {(r.text, r.pair, r.words): r.id for r in session.task.rows(session.cfg.train_split)}
     both = [(r.id, seen[key]) for r in rows if (key := (r.text, r.pair, r.words)) in seen]
     if both:
@@ -60,6 +69,7 @@ def warn_overlap(session: Session, rows: Sequence[Row]) -> None:
             "they will look like their own best helpers."
         )
         session.progress.event(overlap=[list(x) for x in both])
+    return len(both)
 
 
 def calibration_rows(task: Task, count: int, seed: int) -> list[int]:

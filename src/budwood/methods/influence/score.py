@@ -28,7 +28,7 @@ from budwood.methods.influence.outcome import Outcome, assembled, write
 from budwood.methods.influence.pairs import MET, Meeting, multiplies_bf16
 from budwood.methods.influence.precondition import measurement
 from budwood.methods.influence.profile import profiled
-from budwood.methods.influence.queries import encoded, query_rows, warn_overlap
+from budwood.methods.influence.queries import encoded, query_rows, warn_fewer, warn_overlap
 from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for
 from budwood.methods.session import Session
 from budwood.store.files import read_json
@@ -40,14 +40,15 @@ HERE = "budwood.methods.influence.score"
 def score(session: Session) -> dict[str, Any]:
     """Score matrices under RUN/scores; returns strategies, queries, rows and the damping used."""
     cfg: ScoreConfig = session.cfg
-    warn_overlap(session, rows := query_rows(session.task, cfg))
+    overlap = warn_overlap(session, rows := query_rows(session.task, cfg))
+    warn_fewer(session, rows)
     outcomes = []
     if set(cfg.strategy) & set(STRATEGIES):
         half = _half(session)
         for number, model in enumerate([session.models[0].text, *cfg.checkpoints]):
             place = session.run.path if number == 0 else session.run.file("checkpoints", str(number))
             outcomes.append(scored(cfg, model, session.task, place, session.progress, half))
-    told = write(session, outcomes, rows)
+    told = {**write(session, outcomes, rows), "overlap": overlap}
     for parts in session.run.path.rglob("parts"):
         shutil.rmtree(parts)
     return profiled(session, told)
