@@ -13,8 +13,7 @@ from pydantic_core.core_schema import ValidationInfo
 class Config(BaseModel):
     """Settings of one verb: immutable, no unknown keys, the help text is each field's description."""
 
-    # from Python a number may stand where words may too: queries=8, damping=1e-8, limit="5%"
-    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @field_validator("*", mode="before")
     @classmethod

@@ -91,6 +91,29 @@ def build_settings(settings: type[Config], given: dict[str, Any], who: str) -> A
         raise ConfigError(f"{who}: {problems(e, '')}") from e
 
 
+def in_words(settings: type[Config], given: dict[str, Any]) -> dict[str, Any]:
+    """Numbers of a Python caller as words where a setting is of words: queries=8, damping=1e-8.
+
+    In files they stay what they are: YAML has made another number of 0012 by then.
+    """
+    names = field_names(settings)
+
+    def worded(value: Any) -> Any:
+        value = value.item() if hasattr(value, "item") else value
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    found = {}
+    for key, value in given.items():
+        name = names.get(str(key).replace("-", "_"))
+        kind = settings.model_fields[name].annotation if name else None
+        if kind in (str, str | None):
+            value = worded(value)
+        elif kind == tuple[str, ...]:
+            value = [worded(v) for v in value] if isinstance(value, list | tuple) else worded(value)
+        found[key] = value
+    return found
+
+
 def as_flag(name: str, value: Any) -> list[str]:
     """A setting as the words of a command line.
 
@@ -98,6 +121,8 @@ def as_flag(name: str, value: Any) -> list[str]:
     (['--num-train-epochs', '2'], ['--freeze', 'head,embeddings'], ['--overwrite'])
     """
     option = "--" + name.replace("_", "-")
+    if value is None:
+        return []
     if isinstance(value, bool):
         return [option] if value else []
     return [option, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]

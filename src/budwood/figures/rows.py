@@ -35,7 +35,8 @@ def name_of(row: Mapping[str, Any]) -> str:
     >>> name_of({"id": "r7", "score": 1.0})
     'r7'
     """
-    texts = [" ".join(str(row[k]).split()) for k in ("text", "pair") if row.get(k)] or [str(row["id"])]
+    texts = [" ".join(str(row[k]).split()) for k in ("text", "pair") if str(row.get(k) or "").strip()]
+    texts = texts or [str(row["id"])]
     # a short text leaves its room to the other
     room = max(LONGEST // len(texts), LONGEST - min(map(len, texts)) * (len(texts) - 1))
     short = " / ".join(t if len(t) <= room else f"{t[: room - 1].rstrip()}…" for t in texts)

@@ -23,7 +23,7 @@ from budwood.store.files import digest, read_json, sweep, write_json
 FORMAT = 1
 LOCK = ".lock"
 REPLACED = ".replaced"  # the run that --overwrite takes the place of, until the new one is done
-BARE = ("run.json", "progress.jsonl", "task.json")  # what a run may hold before it has made anything
+BARE = ("run.json", "progress.jsonl", "task.json", "parts/rows.json")  # what a run may hold before it has made anything
 
 
 @dataclass(frozen=True)

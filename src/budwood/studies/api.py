@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from budwood.config.options import build_settings
+from budwood.config.options import build_settings, in_words
 from budwood.data.task import Task
 from budwood.errors import ConfigError, ModelError
 from budwood.methods.result import Result
@@ -31,7 +31,8 @@ def run(verb: str, model: Any, task: str | Task, settings: dict[str, Any]) -> Re
             raise ConfigError(
                 f"{verb}() got a task object, which has its rows: '{min(clash)}' has no effect. Leave it away."
             )
-    cfg = build_settings(verb_named(verb).settings, {"progress": "none", **settings, "task": name}, f"{verb}()")
+    known = verb_named(verb).settings
+    cfg = build_settings(known, in_words(known, {"progress": "none", **settings, "task": name}), f"{verb}()")
     models = model if isinstance(model, list | tuple) else [model]
     return run_verb(verb, cfg, [reference(m) for m in models], task if isinstance(task, Task) else None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,49 @@ def test_a_picture_has_one_bar_per_row_and_its_words(answer: Any) -> None:
     pyplot.close("all")
 
 
+def test_wishes_are_given_as_python_has_them(answer: Any) -> None:
+    want = answer.top(query=1, k=24)
+    assert answer.top(query=1, k=24, damping=1e-3).equals(want) and answer.top(1, 24, damping="1e-3").equals(want)
+    assert answer.top(1, 24, layers=0).equals(answer.top(1, 24, layers=(0,)))
+    assert len(repr(answer)) < 2000  # without the rows of the task
+
+
+def test_one_run_per_seed_is_told(tuned: Any, tmp_path: Path) -> None:
+    model, task = tuned
+    wish = {"strategy": "identity", "queries": 2, "threads": 1, "progress": "none"}
+    both = bw.influence(model, task, **wish, seeds=(1, 2), out=tmp_path / "x")
+    assert "2 queries x 24 rows" in str(both)
+    with pytest.raises(StoreError, match="one run per seed, each with scores of its own: .*seeds/1, .*seeds/2"):
+        both.top(query=0)
+
+
+def test_what_there_is_to_note_is_warned_of(answer: Any, tuned: Any) -> None:
+    _, task = tuned
+    fewer = replace(answer, task=replace(task, splits={**task.splits, "train": task.splits["train"][4:]}))
+    with pytest.warns(UserWarning, match="4 of 24 training rows are no longer in the task"):
+        fewer.top(query=0)
+
+
+def test_the_weights_of_a_graft(answer: Any, tuned: Any, tmp_path: Path) -> None:
+    """All weights of a model as a graft: what they wrote is all that was scored."""
+    import torch
+
+    from budwood.config.influence import ScoreConfig
+    from budwood.methods.influence.workshop import open_shop, settings_for
+    from budwood.params.graft import Graft
+    from budwood.params.tree import named
+
+    model, task = tuned
+    shop = open_shop(settings_for(ScoreConfig(task="toy"), str(model.run)), task)
+    weights = {n: p.detach() for n, p in named(shop.model).items() if n in shop.parameters}
+    every = {n: torch.arange(p.numel(), dtype=torch.int64) for n, p in weights.items()}
+    Graft.cut(every, weights, manifest={"task": "toy"}).save(tmp_path / "x.graft")
+    found = answer.top(query=1, k=24, graft=str(tmp_path / "x.graft"))
+    np.testing.assert_allclose(found["score"], answer.top(query=1, k=24)["score"], rtol=1e-3, atol=1e-4)
+
+
 def test_what_is_not_there_is_said(answer: Any, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no query '9'"):
         answer.top(query=9)
     with pytest.raises(StoreError, match="no setting 'layer' here. There are: strategy, .*layers"):
         answer.top(query=0, layer=1)
-    with pytest.raises(StoreError, match="no figure 'x'"):
-        answer.plot("x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from budwood.errors import ConfigError
 from budwood.linalg.kron import inverse
 from budwood.methods.influence import evidence
 from budwood.methods.influence.factors import Factors, Setting
@@ -31,6 +32,14 @@ def test_a_curvature_without_a_finite_inverse_is_named(monkeypatch: pytest.Monke
     factors = Factors(tmp_path, (), {})
     monkeypatch.setattr(Factors, "curvature", lambda self, strategy, name: torch.tensor([[1e-40, 1.0]]))
     assert torch.isfinite(factors.inverse(Setting("ekfac", "1e-08"), "layer.0")).all()
-    with pytest.raises(Exception, match="curvature of 'layer.0' has no finite inverse at --damping 0: .* 0.1mean"):
+    with pytest.raises(ConfigError, match="curvature of 'layer.0' has no finite inverse at --damping 0: .* 0.1mean"):
         factors.inverse(Setting("ekfac", "0"), "layer.0")
     assert torch.isinf(inverse(torch.tensor([1e-40]), 0.0).float()).all()
+    monkeypatch.setattr(Factors, "curvature", lambda self, strategy, name: torch.tensor([[torch.nan, 1.0]]))
+    with pytest.raises(ConfigError, match="is not finite .* leave the module out"):
+        factors.inverse(Setting("ekfac", "1e-08"), "layer.0")
+
+
+def test_evidence_that_is_no_number_asks_for_the_most_damping() -> None:
+    broken = torch.full((4, 4), torch.nan)
+    assert evidence.weigh([(broken, broken)])["best"] == max(evidence.SHARES)

@@ -99,9 +99,14 @@ def test_exact_factors_come_back_as_exact_and_of_this_model_only(fitted: Any, tm
     assert np.array_equal(back.whole(), own.whole())
     assert back.facts["fit_rows"] == own.facts["fit_rows"] == 18
     note = theirs / "budwood.json"
-    note.write_text(json.dumps({**json.loads(note.read_text()), "model_hash": "other"}))
-    with pytest.raises(ConfigError, match="another model or other rows:\n  model_hash"):
+    told = json.loads(note.read_text())
+    note.write_text(json.dumps({**told, "facts": {**told["facts"], "model_hash": "other"}}))
+    with pytest.raises(ConfigError, match="another model or other settings:\n  model_hash"):
         scored(fitted, tmp_path / "no", factors=theirs, fisher="exact")
+    file = theirs / "lambda_matrix.safetensors"
+    save_file({k: 2 * v for k, v in load_file(file).items()}, file)  # fitted anew since: the note is of others
+    with pytest.raises(ConfigError, match="are of sampled labels, not exact"):
+        scored(fitted, tmp_path / "anew", factors=theirs, fisher="exact")
 
 
 def test_sums_of_many_rows_in_sixteen_bits_are_divided_in_full(fitted: Any, tmp_path: Path) -> None:
@@ -126,6 +131,9 @@ def test_sums_of_many_rows_in_sixteen_bits_are_divided_in_full(fitted: Any, tmp_
 
 def test_what_does_not_fit_is_told(fitted: Any, tmp_path: Path) -> None:
     theirs = export(fitted[2], tmp_path / "theirs")
+    with pytest.raises(ConfigError, match="another model or other settings:\n  fisher: 'empirical' there, 'exact' now"):
+        scored(fitted, tmp_path / "labels", factors=theirs, fisher="exact")
+    (theirs / "budwood.json").rename(tmp_path / "note")
     with pytest.raises(ConfigError, match="are of empirical labels, not exact. Give --fisher empirical"):
         scored(fitted, tmp_path / "labels", factors=theirs, fisher="exact")
     with pytest.raises(StoreError, match="is there already"):

@@ -22,6 +22,8 @@ WISHES: dict[str, dict[str, Any]] = {
     "four": {"strategy": ("ekfac", "kfac", "diagonal", "identity"), "damping": ("0.1mean", "1")},
     "summed": {"aggregate": ("query",)},
     "tokens": {"per_token": True},
+    "rank": {"query_rank": 2},
+    "workers": {"workers": 2},
 }
 
 
@@ -29,7 +31,7 @@ def least_said(model: Any, task: Any, wish: dict[str, Any], out: Path, most: str
     """The megabytes that a refusal names; nothing has been written then."""
     with pytest.raises(ConfigError, match=rf"--max-memory {most} is too little for .* at least") as refusal:
         run("influence score", model, task, {**wish, "max_memory": most, "out": out})
-    assert not list(out.rglob("*.safetensors"))
+    assert not out.exists() or not [p for p in out.rglob("*") if p.is_file()]  # as if it had never begun
     found = re.search(r"at least ([\d,]+) MB", str(refusal.value))
     assert found is not None
     return int(found[1].replace(",", ""))
@@ -56,7 +58,7 @@ def test_a_disk_that_is_too_small_for_queries_is_said_before_it_is_filled(
     monkeypatch.setattr(asked.shutil, "disk_usage", lambda place: SimpleNamespace(free=1000))
     with pytest.raises(ConfigError, match=r"3 queries take .* GB of disk .* 0.0 GB are free. .*--query-rank 32"):
         run("influence score", model, task, {**COMMON, "out": tmp_path / "x"})
-    assert not list(tmp_path.rglob("queries-*"))
+    assert not (tmp_path / "x").exists()
 
 
 def test_queries_without_finite_scores_are_named(tuned: Any, tmp_path: Path) -> None:

@@ -396,13 +396,17 @@ def test_memory_is_asked_of_sums_too_and_free_memory_is_shared_by_workers(tuned:
         for workers in (1, 4):
             cfg = SimpleNamespace(max_memory=most, workers=workers, per_token=False, shard_rows=4, train_batch=None)
             ready = SimpleNamespace(settings=(), numbers=0, bases={}, weights={})
-            here = SimpleNamespace(cfg=cfg, shop=shop, queries=train, ready=ready, rows=1, groups=(), summed=False)
+            own = {"cfg": cfg, "shop": shop, "queries": train, "ready": ready, "rows": 1, "groups": ()}
+            here = SimpleNamespace(**own, summed=False, thin_bytes=0, given={"held": pairs.MOST_HELD})
             left[most, workers] = asked.room(here)  # type: ignore[arg-type]
     assert left["1GB", 1] == left["1GB", 4]  # no batch depends on how many work
     here.ready.numbers = 1 << 31  # more to read, more rows wait for it, within their part of --max-memory
     assert asked.held_bytes(here) == 10**9 // 8 and asked.room(here) == left["1GB", 4]  # type: ignore[arg-type]
     here.cfg.max_memory = None
     assert asked.held_bytes(here) == pairs.MOST_HELD > pairs.HELD  # type: ignore[arg-type]
+    here.given["held"] = 1 << 30  # as much as the machine that began the run had for it
+    assert asked.held_bytes(here) == 1 << 30  # type: ignore[arg-type]
+    here.given["held"] = pairs.MOST_HELD
     assert left[None, 4] < left[None, 1] / 3
 
 
@@ -410,7 +414,7 @@ def test_queries_on_disk_give_the_same_bytes(tuned: Any, tmp_path: Path, monkeyp
     model, task = tuned
     wish = {**COMMON, "queries": ("3",), "per_token": True, "shard_rows": 9}
     one = run("influence score", model, task, {**wish, "out": tmp_path / "one"}).run
-    monkeypatch.setattr(asked, "room", lambda a: 0)
+    monkeypatch.setattr(asked, "room", lambda a, also=0: 0)
     two = run("influence score", model, task, {**wish, "out": tmp_path / "two"}).run
     for file in sorted((one / "scores").iterdir()):
         assert file.read_bytes() == (two / "scores" / file.name).read_bytes(), file.name

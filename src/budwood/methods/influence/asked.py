@@ -147,8 +147,15 @@ class Asked:
         """
         if not self.sided and self.file.exists():
             return
-        left, rank = room(self), self.cfg.query_rank
-        if rank is not None and (thin := self._thin_bytes(rank)) > left:
+        if self.check():
+            run_jobs([Job(f"{HERE}:query_file", self.given, self.file)], 1)
+        elif self.cfg.workers == 1 and self.cfg.engine == "local":
+            assert self.blocks is not None  # the shards are computed in this process: computed and timed here
+
+    def check(self, also: int = 0) -> bool:
+        """Whether blocks go to a file; too little memory or disk is refused. `also`: memory for other steps."""
+        left, rank = room(self, also), self.cfg.query_rank
+        if rank is not None and (thin := self.thin_bytes) > left:
             raise ConfigError(
                 f"{self.rows} queries of --query-rank {rank} take {thin / 1e6:,.0f} MB in each worker, and there are "
                 f"{max(0, left) / 1e6:,.0f} MB for them. Give a smaller rank, more --max-memory, or leave --query-rank "
@@ -156,26 +163,24 @@ class Asked:
             )
         need = bytes_needed(self.ready, self.rows)
         if rank is not None or self.summed or self.sided or (need <= RESIDENT and need * SPARE < left):
-            if self.cfg.workers == 1 and self.cfg.engine == "local":
-                assert self.blocks is not None  # the shards are computed in this process: computed and timed here
-        else:
-            self._check_disk(need)
-            run_jobs([Job(f"{HERE}:query_file", self.given, self.file)], 1)
-
-    def _check_disk(self, need: int) -> None:
-        """Refuse to fill a disk for an hour and fail then."""
+            return False
         place = Path(self.given["place"])
-        free = shutil.disk_usage(place).free
-        if need > free:
+        free = shutil.disk_usage(next(p for p in (place, *place.absolute().parents) if p.exists())).free
+        if need > free:  # rather than fill it for an hour and fail then
             raise ConfigError(
                 f"The gradients of {self.rows} queries take {need / 1e9:,.1f} GB of disk while they are scored, and "
                 f"where {place} lies {free / 1e9:,.1f} GB are free. Keep queries as outer products in memory "
                 "(--query-rank 32), ask fewer --queries, or give an --out with more room."
             )
+        return True
 
-    def _thin_bytes(self, rank: int) -> float:
-        numbers = thin_numbers(self.ready.factors.maps, rank, self.ready)
-        return SPARE * numbers * self.rows * self.shop.like.element_size()
+    @property
+    def thin_bytes(self) -> int:
+        """Memory of queries as outer products; none where they are not kept so."""
+        if self.cfg.query_rank is None:
+            return 0
+        numbers = thin_numbers(self.ready.factors.maps, self.cfg.query_rank, self.ready)
+        return int(SPARE * numbers * self.rows * self.shop.like.element_size())
 
 
 def groups_of(m: Map, cfg: ScoreConfig) -> list[str]:
@@ -212,11 +217,10 @@ def _made(shop: Shop, cfg: ScoreConfig, factors: Factors, given: dict[str, Any])
     return Asked(shop, precondition(factors, settings, work, way), queries, cfg, given)
 
 
-def check_memory(shop: Shop, cfg: ScoreConfig) -> None:
-    """Refuse a --max-memory that does not do for scores, or for the fit before them, while nothing is done yet."""
-    if cfg.max_memory is not None:
-        fit = 0 if cfg.factors else least(shop, of_fit(shop))
-        room(_made(shop, cfg, Unfitted.of(shop.maps), {}), fit)
+def check_room(shop: Shop, cfg: ScoreConfig, given: dict[str, Any], fitted_already: bool) -> None:
+    """Refuse memory or a disk that does not do for scores, or for the fit before them, while nothing is done yet."""
+    fit = 0 if cfg.factors or fitted_already else least(shop, of_fit(shop))
+    _made(shop, cfg, Unfitted.of(shop.maps), given).check(fit)
 
 
 def better_sided(ready: Preconditioner, queries: Features, left: int | None = None) -> bool:
@@ -237,8 +241,12 @@ def query_file(arguments: dict[str, Any], part: Path) -> None:
 
 def held_bytes(asked: Asked) -> int:
     """Bytes of training rows that wait for the queries: the usual, or a part of --max-memory."""
-    usual, wish = held_for(bytes_needed(asked.ready, asked.rows)), asked.cfg.max_memory
+    usual, wish = _waiting(asked), asked.cfg.max_memory
     return usual if wish is None else min(usual, memory_budget(wish) // WAITING)
+
+
+def _waiting(asked: Asked) -> int:
+    return held_for(bytes_needed(asked.ready, asked.rows), asked.given["held"])
 
 
 def room(asked: Asked, also: int = 0) -> int:
@@ -262,12 +270,12 @@ def room(asked: Asked, also: int = 0) -> int:
     fixed += settings * asked.rows * 8 * len(asked.groups) * min(cfg.shard_rows, len(shop.train))  # and of a shard
     if cfg.per_token:
         fixed += settings * asked.rows * 8 * int((shop.train.lengths_N[asked.pieces[0]] + 1).sum())
-    waiting = held_for(bytes_needed(asked.ready, asked.rows))
+    waiting = _waiting(asked)
     # what is free is shared; what was asked for is each worker's own, so that no batch depends on their number
     budget = memory_budget(None) // cfg.workers if cfg.max_memory is None else memory_budget(cfg.max_memory)
     if cfg.max_memory is not None:
         # rows wait in an eighth of what is given, or in less: with so much, the eighth is there besides the rest
-        enough = fixed + (bytes_needed(asked.ready, 1) if asked.summed else 0)
+        enough = fixed + (bytes_needed(asked.ready, 1) if asked.summed else asked.thin_bytes)
         enough = max(also, min(enough + waiting, enough * WAITING // (WAITING - 1) + 1))
         if budget < enough:
             what, less = (

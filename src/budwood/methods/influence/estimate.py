@@ -13,7 +13,7 @@ from budwood.data.task import Task
 from budwood.methods.influence.asked import RESIDENT
 from budwood.methods.influence.evidence import ROWS
 from budwood.methods.influence.moments import covariances
-from budwood.methods.influence.pairs import held_for
+from budwood.methods.influence.pairs import held_for, most_held
 from budwood.methods.influence.queries import query_rows
 from budwood.methods.influence.sided import SIDES
 from budwood.methods.influence.thin import thin_numbers
@@ -63,7 +63,8 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
     }
     blocks = 4 * queries * (weights if rank is None else thin_numbers(shop.maps, rank))
     held = blocks if rank is not None or blocks <= RESIDENT else min(blocks, SIDES)  # the rest in a file, at most
-    waiting = bool(queries) * min(held_for(blocks * len(own)), 4 * tokens * sum(m.out + m.columns for m in shop.maps))
+    passed = 4 * tokens * sum(m.out + m.columns for m in shop.maps)  # rows that wait for the queries
+    waiting = min(held_for(4 * queries * weights, most_held()), passed) if isinstance(cfg, ScoreConfig) else 0
     return {
         "mode": shop.read.mode,
         "fisher": shop.labels,

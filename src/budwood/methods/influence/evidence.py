@@ -43,7 +43,7 @@ def weigh(pairs: Iterable[Pair]) -> dict[str, Any]:
     sweep = [{"share": s, "agreement": round(c / (a * b) ** 0.5, 6) if a * b else 0.0} for s, (c, a, b) in sums.items()]
     best = SHARES[-1]
     for x in reversed(sweep):  # from the top: agreement may fall and rise again, and less damping needs all of the more
-        if x["agreement"] < RELIABLE:
+        if not x["agreement"] >= RELIABLE:  # nor where it is no number
             break
         best = x["share"]
     return {"best": best, "of": "mean", "sweep": sweep}

@@ -158,10 +158,11 @@ class Factors:
             return None
         curvature = self.curvature(setting.strategy, name)
         found = inverse(curvature, self.damping(setting, name)).to(curvature.dtype)
-        if not torch.isfinite(found).all():
+        if not (torch.isfinite(curvature).all() and torch.isfinite(found).all()):
             raise ConfigError(
                 f"The {setting.strategy} curvature of '{name}' has no finite inverse at --damping {setting.damping}: "
-                "some of it is NaN, or so near to 0 that damping has to be larger. Give more, such as 0.1mean."
+                "some of it is not finite (a row's gradient was not: leave the module out with --modules), or so near "
+                "to 0 that damping has to be larger (such as 0.1mean)."
             )
         return found
 

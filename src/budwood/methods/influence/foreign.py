@@ -28,7 +28,7 @@ from budwood.methods.session import Session
 from budwood.models.reference import ModelRef
 from budwood.params import tree
 from budwood.params.tree import canonical, prefixes
-from budwood.store.files import read_json, write_json, write_text, writing_directory
+from budwood.store.files import file_digest, read_json, write_json, write_text, writing_directory
 
 WHOLE = "all_modules"  # kronfluence's key of scores over all modules
 PAIRWISE = "pairwise_scores.safetensors"
@@ -180,7 +180,20 @@ def write_kronfluence(factors: Factors, model: nn.Module, out: Path) -> None:
             save_file(ones, part / f"{count}.safetensors")
         told = {"strategy": "ekfac", "use_empirical_fisher": factors.facts.get("fisher") == "empirical"}
         write_json(part / "factor_arguments.json", told)  # without it the Analyzer does not find the rest
-        write_json(part / OURS, {k: factors.facts.get(k) for k in ("fisher", "fit_rows", "model_hash", "train_rows")})
+        own = {k: v for k, v in factors.facts.items() if k not in ("evidence", "growth", "skipped", "strategies")}
+        write_json(part / OURS, {"of": _digests(part), "facts": own})
+
+
+def _digests(path: Path) -> dict[str, str]:
+    """What the tensors of a directory are."""
+    return {f: file_digest(path / f"{f}.safetensors") for f in FILES if (path / f"{f}.safetensors").exists()}
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    """What `write_kronfluence` has noted of these tensors; nothing where they were fitted by others."""
+    file = path / OURS
+    note: dict[str, Any] = read_json(file) if file.exists() else {"of": {}, "facts": {}}
+    return note["facts"] if _digests(path).items() <= note["of"].items() else {}
 
 
 def is_kronfluence(path: Path) -> bool:
@@ -233,8 +246,8 @@ def read_kronfluence(path: Path, shop: Shop, out: Path) -> Factors:
 
 def _rows_of_fit(path: Path) -> int:
     """How many rows Lambda is of; what `write_kronfluence` leaves are means, as if of one row."""
-    if (ours := path / OURS).exists():
-        return int(read_json(ours)["fit_rows"])
+    if noted := _noted(path):
+        return int(noted["fit_rows"])
     return max(int(n.max()) for n in _tensors(path / f"{COUNTS['lambda_matrix']}.safetensors").values())
 
 
@@ -248,15 +261,14 @@ def _shape(file: str, m: Map) -> tuple[int, ...]:
 
 def _check_labels(path: Path, shop: Shop) -> None:
     """Refuse factors whose labels are not those asked for: they are part of what the scores are of."""
+    if noted := _noted(path):  # kronfluence has no word for exact labels, nor for the model
+        if other := made.differing(noted, identity(shop)):
+            raise ConfigError(f"The factors in {path} are of another model or other settings:\n" + "\n".join(other))
+        return
     file = path / "factor_arguments.json"
     if not file.exists():
         return
     theirs = "empirical" if read_json(file).get("use_empirical_fisher") else "sampled"
-    if (ours := path / OURS).exists():  # kronfluence has no word for exact labels, nor for the model
-        told, now = read_json(ours), identity(shop)
-        theirs = told["fisher"]
-        if other := made.differing(told, {k: now[k] for k in ("model_hash", "train_rows")}):
-            raise ConfigError(f"The factors in {path} are of another model or other rows:\n" + "\n".join(other))
     if theirs != shop.labels:
         raise ConfigError(f"The factors in {path} are of {theirs} labels, not {shop.labels}. Give --fisher {theirs}.")
 

@@ -72,7 +72,7 @@ def index(session: Session) -> dict[str, Any]:
     if cfg.entry == "products":
         entries.enough(shop.maps, count)
         need = of_products(shop, count, entries.calibrated(cfg.calibration, count))
-    check(shop, need, *(() if cfg.factors else (of_fit(shop),)))
+    check(shop, need, *(() if cfg.factors or (bench.path / "factors.json").exists() else (of_fit(shop),)))
     factors = given_factors(cfg.factors, shop, bench.path) if cfg.factors else fitted(bench)
     asked = {
         **own,

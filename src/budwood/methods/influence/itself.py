@@ -47,7 +47,7 @@ def itself(session: Session) -> dict[str, Any]:
         measurement(shop.read.objective, cfg.measurement)  # what cannot be asked is refused before the work
     bench = Bench(shop, own, session.run.path / "factors", cfg, session.progress, cfg.damping)
     need = of_self(shop, len(settings_of(cfg.strategy, cfg.damping)), 1 + (cfg.measurement != "loss"), TILE)
-    check(shop, need, *(() if cfg.factors else (of_fit(shop),)))
+    check(shop, need, *(() if cfg.factors or (bench.path / "factors.json").exists() else (of_fit(shop),)))
     factors = given_factors(cfg.factors, shop, bench.path) if cfg.factors else fitted(bench)
     given = {**own, "factors": str(factors.path), "damping": list(cfg.damping), "measurement": cfg.measurement}
     pieces = _shards(shop)

@@ -32,8 +32,11 @@ from budwood.store.files import read_json
 ROWS = 32
 
 
-def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: Path) -> tuple[np.ndarray, str]:
-    """One query's scores of all training rows, summed over the graft's weights alone: one more pass over the rows.
+def graft_scores(
+    run: Path, scores: Scores, query: int, matrix: Matrix, graft: Path, task: Task | None = None
+) -> tuple[np.ndarray, str]:
+    """One query's scores of all training rows, summed over the graft's weights alone: one more pass over the rows
+    (of `task`, where they are in memory alone).
 
     Beside them a warning where the scored model is not the one that the graft was cut from, else "".
     """
@@ -42,7 +45,7 @@ def graft_scores(run: Path, scores: Scores, query: int, matrix: Matrix, graft: P
     found = read_json(run / "run.json")
     cfg = ScoreConfig(**found["given"])
     _refuse_mixed(cfg)
-    shop = open_shop(settings_for(cfg, found["models"][0]))
+    shop = open_shop(settings_for(cfg, found["models"][0]), task)
     loaded = Graft.load(graft)
     warning = belongs(loaded, graft, shop.model, found["models"][0])
     mask = mask_of(shop.maps, {n: loaded.index[n] for n in loaded.index})

@@ -165,12 +165,7 @@ def _matrices(
         used = _used(setting, outcomes[0].factors) | _rank(cfg)
         for j, group in enumerate(outcomes[0].groups):
             value_QN = _mean([o.total_SGQN[i, j] for o in outcomes], scale)
-            if lost := np.flatnonzero(~np.isfinite(value_QN).all(1)).tolist():
-                raise DataError(
-                    f"{len(lost)} of {len(query_ids)} queries have scores that are not finite ({setting.text}), such "
-                    f"as '{query_ids[lost[0]]}': is what is measured of them ({cfg.measurement}), or its gradient, a "
-                    "number? Leave them out with --queries, or give another --measurement."
-                )
+            _finite(value_QN, setting, cfg, query_ids, list(dict.fromkeys(outcomes[0].shop.train.ids)))
             value_QN = value_QN.sum(1, keepdims=True) if summed else value_QN
             matrix = _matrix(setting, group, cfg, used, value_QN)
             desk.put(matrix, slice(None), slice(None), value_QN)
@@ -181,6 +176,26 @@ def _matrices(
             value_QM = _mean(by_token, scale)
             desk.put(_matrix(setting, TOKENS, cfg, used, value_QM), slice(None), slice(None), value_QM)
     return agreement
+
+
+def _finite(
+    value_QN: np.ndarray, setting: Setting, cfg: ScoreConfig, query_ids: Sequence[str], train_ids: Sequence[str]
+) -> None:
+    """Refuse scores that are no numbers, by the names of the rows that made them so."""
+    bad_QN = ~np.isfinite(value_QN)
+    if not bad_QN.any():
+        return
+    if rows := np.flatnonzero(bad_QN.all(0)).tolist():
+        raise DataError(
+            f"{len(rows)} of {len(train_ids)} training rows have no finite score with any query ({setting.text}), such "
+            f"as '{train_ids[rows[0]]}': their loss is finite and its gradient is not. Leave them out of the task."
+        )
+    lost = np.flatnonzero(bad_QN.any(1)).tolist()
+    raise DataError(
+        f"{len(lost)} of {len(query_ids)} queries have scores that are not finite ({setting.text}), such as "
+        f"'{query_ids[lost[0]]}': is what is measured of them ({cfg.measurement}), or its gradient, a number? Leave "
+        "them out with --queries, or give another --measurement."
+    )
 
 
 def _agreement(

@@ -356,12 +356,16 @@ class Meeting:
         return self._rooms[name][:size]
 
 
-def held_for(blocks: int) -> int:
+def held_for(blocks: int, most: int = MOST_HELD) -> int:
     """Bytes of training rows that wait for so many bytes of query blocks: every product reads all blocks, so that the
-    more there is to read, the more rows wait; never in more than a quarter of the machine's memory.
+    more there is to read, the more rows wait, in `most` bytes at most.
     """
-    most = min(MOST_HELD, installed_bytes() // 4)
     return max(HELD, min(most, blocks * 3 // 4 - (1 << 30)))
+
+
+def most_held() -> int:
+    """The most bytes that rows wait in on this machine: a quarter of its memory. A run asks once, when it begins."""
+    return min(MOST_HELD, installed_bytes() // 4)
 
 
 def tile(m: Map, count: int, queries: int) -> tuple[int, int]:

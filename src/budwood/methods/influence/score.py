@@ -20,12 +20,12 @@ from budwood.config.influence import STRATEGIES, ScoreConfig
 from budwood.data.task import Task
 from budwood.engine.jobs import Job
 from budwood.engine.run import run_all
-from budwood.methods.influence.asked import Asked, asked_of, check_memory, groups_of, held_bytes
+from budwood.methods.influence.asked import Asked, asked_of, check_room, groups_of, held_bytes
 from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.fit import Bench, fitted, identity
 from budwood.methods.influence.foreign import is_kronfluence, read_kronfluence
 from budwood.methods.influence.outcome import Outcome, assembled, write
-from budwood.methods.influence.pairs import MET, Meeting, multiplies_bf16
+from budwood.methods.influence.pairs import MET, Meeting, most_held, multiplies_bf16
 from budwood.methods.influence.precondition import measurement
 from budwood.methods.influence.profile import profiled
 from budwood.methods.influence.queries import encoded, query_rows, warn_fewer, warn_overlap
@@ -44,32 +44,35 @@ def score(session: Session) -> dict[str, Any]:
     warn_fewer(session, rows)
     outcomes = []
     if set(cfg.strategy) & set(STRATEGIES):
-        half = _half(session)
+        begun = _begun(session)
         for number, model in enumerate([session.models[0].text, *cfg.checkpoints]):
             place = session.run.path if number == 0 else session.run.file("checkpoints", str(number))
-            outcomes.append(scored(cfg, model, session.task, place, session.progress, half))
+            outcomes.append(scored(cfg, model, session.task, place, session.progress, begun))
     told = {**write(session, outcomes, rows), "overlap": overlap}
     for parts in session.run.path.rglob("parts"):
         shutil.rmtree(parts)
     return profiled(session, told)
 
 
-def _half(session: Session) -> bool:
-    """Whether products are in bfloat16: as the machine that began the run has it, whichever carries it on."""
-    known = read_json(session.run.file("run.json")).get("half")
-    half = session.cfg.dtype == "bf16" and multiplies_bf16() if known is None else bool(known)
-    session.run.note(half=half)
-    return half
+def _begun(session: Session) -> dict[str, Any]:
+    """What the machine that began the run decides, whichever carries it on: `half`, whether products are in bfloat16,
+    and `held`, the most bytes that rows wait in.
+    """
+    found: dict[str, Any] | None = read_json(session.run.file("run.json")).get("begun")
+    if found is None:
+        found = {"half": session.cfg.dtype == "bf16" and multiplies_bf16(), "held": most_held()}
+        session.run.note(begun=found)
+    return found
 
 
-def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Progress, half: bool) -> Outcome:
+def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Progress, begun: dict[str, Any]) -> Outcome:
     """Scores of one model, its factors fitted at `place` where none are given."""
     own = settings_for(cfg, model) | rows_for(cfg, task, place)
     with progress.stage("load"):
         shop = open_shop(own, task)
         encoded(shop.read, query_rows(task, cfg))  # what cannot be asked is refused before the work
         measurement(shop.read.objective, cfg.measurement)
-        check_memory(shop, cfg)
+        check_room(shop, cfg, {"place": str(place), **begun}, (place / "factors" / "factors.json").exists())
     bench = Bench(shop, own, place / "factors", cfg, progress, cfg.damping)
     factors = given_factors(cfg.factors, shop, place / "factors") if cfg.factors else fitted(bench)
     arguments = {
@@ -78,7 +81,7 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
         "stamp": [shop.hash, factors.stamp],
         "score": {k: v for k, v in cfg.model_dump(mode="json").items() if k in ScoreConfig.model_fields},
         "place": str(place),
-        "half": half,
+        **begun,
     }
     with progress.stage("queries"):
         asked = asked_of(arguments, task)
@@ -89,7 +92,9 @@ def scored(cfg: ScoreConfig, model: str, task: Task, place: Path, progress: Prog
     ]
     with progress.stage("scores", len(jobs), sum(j.done for j in jobs)) as bar:
         run_all(jobs, cfg, lambda job: bar.advance(1))
-    return assembled(asked, factors, jobs)
+    found = assembled(asked, factors, jobs)
+    asked.file.unlink(missing_ok=True)  # a further checkpoint has blocks of its own
+    return found
 
 
 def given_factors(path: Path, shop: Shop, place: Path) -> Factors:

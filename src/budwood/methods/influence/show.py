@@ -38,7 +38,7 @@ def show(run: Path, wish: Wish, task: Task | None = None) -> dict[str, Any]:
     scores = Scores.open(run)
     matrix = scores.find(wish.strategy, wish.damping)
     query = scores.query(wish.query)
-    score_N, within, warning = _restricted(run, scores, query, matrix, wish)
+    score_N, within, warning = _restricted(run, scores, query, matrix, wish, task)
     texts = Texts.of(run, scores, task)
     describe = _Describer(scores, matrix, query, texts, restricted=bool(within))
     return {
@@ -57,14 +57,16 @@ def show(run: Path, wish: Wish, task: Task | None = None) -> dict[str, Any]:
     }
 
 
-def _restricted(run: Path, scores: Scores, query: int, matrix: Matrix, wish: Wish) -> tuple[np.ndarray, str, str]:
+def _restricted(
+    run: Path, scores: Scores, query: int, matrix: Matrix, wish: Wish, task: Task | None
+) -> tuple[np.ndarray, str, str]:
     """The scores to rank by, what they were restricted to, and a warning about that."""
     if wish.graft is not None:
         if wish.modules or wish.layers:
             raise StoreError("--graft already says which weights count: leave --modules and --layers away.")
         from budwood.methods.influence.masked import graft_scores
 
-        score_N, warning = graft_scores(run, scores, query, matrix, wish.graft)
+        score_N, warning = graft_scores(run, scores, query, matrix, wish.graft, task)
         return score_N, f"the weights of {wish.graft.name}", warning
     if wish.layers:
         names = _layer_names(scores, matrix, wish.layers)
