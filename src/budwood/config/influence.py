@@ -331,9 +331,7 @@ def damping_label(given: str) -> str:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise ValueError(
-            f"--damping was given '{given}': give a number >= 0, such as 1e-8, or 0.1mean, heuristic, auto"
-        )
+        raise ValueError(f"give a number >= 0, such as 1e-8, or 0.1mean, heuristic, auto, not '{given}'")
     return f"{value:g}mean" if text.endswith("mean") else f"{value:g}"
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from budwood.figures.save import COLOURS
-
+HELPS, HURTS = "#a8530a", "#1b5e96"  # as on the pages
 LONGEST = 72  # characters of a row's text beside its bar
 
 
@@ -16,7 +15,7 @@ def row_bars(axes: Any, rows: Sequence[Mapping[str, Any]], title: str) -> dict[s
     Returns the numbers drawn.
     """
     scores = [float(r["score"]) for r in rows]
-    axes.barh(range(len(rows)), scores, height=0.62, color=[COLOURS[0] if s >= 0 else COLOURS[1] for s in scores])
+    axes.barh(range(len(rows)), scores, height=0.62, color=[HELPS if s >= 0 else HURTS for s in scores])
     axes.set_yticks(range(len(rows)), [name_of(r) for r in rows], fontsize=8.5)
     axes.invert_yaxis()
     axes.axvline(0, color="#8a8f99", lw=1)

@@ -26,7 +26,7 @@ def matching(names: Iterable[str], include: Sequence[str] = ("*",), exclude: Seq
     for pattern in (*include, *exclude):
         if not fnmatch.filter(every, pattern):
             raise TreeError(
-                f"The pattern '{pattern}' matches none of {len(every):,} parameters (such as {_examples(every)})."
+                f"The pattern '{pattern}' matches none of {len(every):,} names (such as {_examples(every)})."
                 f"{nearest(pattern.strip('*'), every)} Patterns are globs over whole names: '*' stands for any text."
             )
     kept = tuple(

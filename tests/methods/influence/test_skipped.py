@@ -217,5 +217,5 @@ def test_a_cut_text_is_left_out_whole(cut: Any, tmp_path: Path) -> None:
 
 
 def test_a_cut_text_stops_the_run_by_its_name(cut: Any) -> None:
-    with pytest.raises(ModelError, match="loss of 1 row is not finite: 'long'.*--skip-nan"):
+    with pytest.raises(ModelError, match="loss of at least 1 row is not finite: 'long'.*--skip-nan"):
         covariances(shop_around(cut), np.arange(8))

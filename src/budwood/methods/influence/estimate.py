@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 
 from budwood.config.influence import STRATEGIES, FitConfig, ScoreConfig, SelfConfig
 from budwood.data.task import Task
-from budwood.methods.influence.asked import RESIDENT
+from budwood.methods.influence.asked import RESIDENT, check_room
 from budwood.methods.influence.evidence import ROWS
+from budwood.methods.influence.memory import BASE
 from budwood.methods.influence.moments import covariances
 from budwood.methods.influence.pairs import held_for, most_held
 from budwood.methods.influence.queries import query_rows
@@ -30,6 +32,8 @@ def fit(cfg: FitConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, A
 def score(cfg: ScoreConfig, models: tuple[ModelRef, ...], task: Task) -> dict[str, Any]:
     """Figures of `influence score`."""
     shop = _shop(cfg, models, task)
+    if set(cfg.strategy) & set(STRATEGIES):  # what the run would refuse
+        check_room(shop, cfg, {"place": str(cfg.out or Path()), "half": False, "held": most_held()}, False)
     return _figures(shop, cfg, len(query_rows(task, cfg)))
 
 
@@ -74,7 +78,7 @@ def _figures(shop: Shop, cfg: Any, queries: int) -> dict[str, Any]:
         "queries": queries,
         "flops": sum(flops.values()),
         "flops_by_phase": flops,
-        "memory_bytes": 4 * 4 * weights + held + waiting,
+        "memory_bytes": BASE + 4 * 4 * weights + held + waiting,
         "disk_bytes": 4 * (2 * sides + 2 * weights) + 4 * rows * queries * len(own) + blocks - held,
         "seconds": round(_seconds(shop, sum(flops.values())) + 3, 1),
     }

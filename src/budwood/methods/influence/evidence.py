@@ -122,7 +122,11 @@ def told(factors: Factors, strategies: Iterable[str]) -> dict[str, str]:
             sweep = factors.facts["evidence"][strategy]["sweep"]
             shown = ", ".join(f"{x['agreement']:.3f} at {x['share']:g}" for x in sweep)
             met = sweep[-1]["agreement"] >= RELIABLE
-            asked = f"at least {RELIABLE:g} there and above is asked for" if met else f"under {RELIABLE:g} at the most"
+            asked = (
+                f"the least from which on it stays at {RELIABLE:g} or more"
+                if met
+                else f"it does not stay at {RELIABLE:g}: the most is taken, and scores may hang on the rows fitted"
+            )
             rows = min(ROWS, factors.facts["fit_rows"])
             text += f"; agreement of scores by two halves of {rows:,} rows: {shown}; {asked}"
         found[strategy] = text

@@ -27,6 +27,7 @@ from budwood.methods.influence.factors import Factors
 from budwood.methods.influence.memory import of_fit, tokens_within
 from budwood.methods.influence.moments import Basis, covariances, second_moments
 from budwood.methods.influence.profile import profiled
+from budwood.methods.influence.queries import say_skipped, warn_other_rows
 from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for
 from budwood.methods.session import Session
 from budwood.models.reading import Reading
@@ -41,13 +42,17 @@ EIGEN_PARTS = 4  # files of eigenbases: what is lost when a run is killed among 
 def fit(session: Session) -> dict[str, Any]:
     """Factors under RUN/factors; returns strategies, rows and what was covered."""
     cfg: FitConfig = session.cfg
+    warn_other_rows(session)
     settings = settings_for(cfg, session.models[0].text) | rows_for(cfg, session.task, session.run.path)
     with session.progress.stage("load"):
         shop = open_shop(settings, session.task)
     factors = fitted(Bench(shop, settings, session.run.path / "factors", cfg, session.progress))
     shutil.rmtree(session.run.file("parts"), ignore_errors=True)
     said = say_damping(session.progress, factors, cfg.strategy, ("auto",))
-    return profiled(session, {**told(factors, shop), **said})
+    found = told(factors, shop)
+    say_skipped(session, found["skipped"], found["train"])
+    session.progress.say(f"Score with these factors: budwood influence score ... --factors {session.run.path}")
+    return profiled(session, {**found, **said})
 
 
 def say_damping(

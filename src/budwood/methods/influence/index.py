@@ -43,7 +43,7 @@ from budwood.methods.influence.moments import Basis
 from budwood.methods.influence.precondition import all_there, measurement
 from budwood.methods.influence.products import Metric, Products
 from budwood.methods.influence.profile import profiled
-from budwood.methods.influence.queries import calibration_rows, calibration_split
+from budwood.methods.influence.queries import calibration_rows, calibration_split, warn_other_rows
 from budwood.methods.influence.score import given_factors
 from budwood.methods.influence.stored import Stored, assemble, most_of
 from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for
@@ -61,6 +61,7 @@ SAMPLE = 512  # training rows whose coordinates' spread is measured
 def index(session: Session) -> dict[str, Any]:
     """The index under RUN/index; returns how many coordinates it keeps and what they hold."""
     cfg: IndexConfig = session.cfg
+    warn_other_rows(session)
     own = settings_for(cfg, session.models[0].text) | rows_for(cfg, session.task, session.run.path)
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)

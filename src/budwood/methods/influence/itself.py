@@ -28,6 +28,7 @@ from budwood.methods.influence.memory import check, of_fit, of_self, tokens_with
 from budwood.methods.influence.moments import Turner, with_one
 from budwood.methods.influence.precondition import Preconditioner, Term, Work, measurement, precondition
 from budwood.methods.influence.profile import profiled
+from budwood.methods.influence.queries import say_skipped, warn_other_rows
 from budwood.methods.influence.score import given_factors
 from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for, sweep
 from budwood.methods.session import Session
@@ -41,6 +42,7 @@ Sums = dict[tuple[str, bool], list[Tensor]]  # gradients of a row, by map and wh
 def itself(session: Session) -> dict[str, Any]:
     """records.parquet with a column per setting, and self/STRATEGY.npy; returns strategies, rows and the highest."""
     cfg: SelfConfig = session.cfg
+    warn_other_rows(session)
     own = settings_for(cfg, session.models[0].text) | rows_for(cfg, session.task, session.run.path)
     with session.progress.stage("load"):
         shop = open_shop(own, session.task)
@@ -68,6 +70,7 @@ def itself(session: Session) -> dict[str, Any]:
         told = _written(session, shop, [s.text for s in settings], value_SN)
     told |= say_damping(session.progress, factors, cfg.strategy, cfg.damping)
     shutil.rmtree(session.run.file("parts"))
+    say_skipped(session, told["skipped"], told["train"])
     return profiled(session, told)
 
 

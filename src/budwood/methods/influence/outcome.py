@@ -23,6 +23,7 @@ from budwood.linalg.ranking import spearman_by_row
 from budwood.methods.influence.asked import Asked
 from budwood.methods.influence.factors import Factors, Setting
 from budwood.methods.influence.fit import say_damping
+from budwood.methods.influence.queries import say_skipped
 from budwood.methods.influence.scores import STORED, TOKENS, Desk, Matrix, Tokens, unit_for, writing_scores
 from budwood.methods.influence.workshop import Shop, open_shop, settings_for
 from budwood.methods.session import Session
@@ -146,6 +147,7 @@ def write(session: Session, outcomes: Sequence[Outcome], queries: Sequence[Row])
         lost = _baselines(session, desk, queries, cfg) | set(facts.get("skipped", ()))
     told = {**facts, "queries": len(queries), "train": len(train_ids), "n": len(train_ids), "skipped": sorted(lost)}
     told |= {"strategies": list(cfg.strategy), "agreement": agreement}
+    say_skipped(session, lost, len(train_ids))
     session.progress.say(f"scores: {SIGN}; {facts['scale']}.")
     for name, agreed in agreement.items():
         session.progress.say(

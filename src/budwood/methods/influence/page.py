@@ -11,7 +11,7 @@ WIDTH = 96
 STYLE = """
 :root{color-scheme:light dark}body{font:16px/1.55 system-ui,sans-serif;max-width:52rem;margin:2.5rem auto;
 padding:0 1rem;color:#1f2430;background:#fff}h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}
-article{border-left:4px solid #2a7f62;padding:.2rem 0 .2rem .9rem;margin:1rem 0}article.hurts{border-color:#b3432b}
+article{border-left:4px solid #a8530a;padding:.2rem 0 .2rem .9rem;margin:1rem 0}article.hurts{border-color:#1b5e96}
 article.query{border-color:#4a5568}p{margin:.3rem 0}.meta{font-size:.85rem;color:#5b6472}
 .meta{font-variant-numeric:tabular-nums}.tokens span{border-radius:3px;padding:0 1px}
 .bars{display:grid;grid-template-columns:5rem 1fr 5rem;gap:.1rem .6rem;
@@ -71,8 +71,13 @@ def _shares(row: Mapping[str, Any]) -> list[str]:
         lines.append("    layers  " + "  ".join(f"{k} {v:+.2g}" for k, v in row["layers"].items()))
     if row.get("tokens"):
         strong = sorted(row["tokens"], key=lambda t: -abs(t[1]))[:6]
-        lines.append("    tokens  " + "  ".join(f"{w or '(whole row)'} {v:+.2g}" for w, v in strong))
+        lines.append("    tokens  " + "  ".join(f"{_word(w) or '(whole row)'} {v:+.2g}" for w, v in strong))
     return lines
+
+
+def _word(token: str) -> str:
+    """A token without the mark of a space before it."""
+    return token.replace("\u0120", "").replace("\u2581", "")
 
 
 def table(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -150,9 +155,9 @@ def _heat(tokens: Sequence[tuple[str, float]]) -> str:
     spans = []
     for word, value in tokens[1:]:
         joined = word.startswith("##")
-        colour = "42,127,98" if value > 0 else "179,67,43"
+        colour = "168,83,10" if value > 0 else "27,94,150"
         style = f"background:rgba({colour},{abs(value) / most * 0.7:.2f})"
-        text = html.escape(word.removeprefix("##").replace("\u0120", "").replace("\u2581", ""))
+        text = html.escape(_word(word).removeprefix("##"))
         spans.append(f"{'' if joined else ' '}<span style='{style}' title='{value:+.3g}'>{text}</span>")
     whole = f"<p class=meta>not at one token: {tokens[0][1]:+.3g}</p>"
     return f"<p class=tokens>{''.join(spans)}</p>{whole}"
@@ -162,7 +167,7 @@ def _bars(layers: Mapping[str, float]) -> str:
     most = max(map(abs, layers.values())) or 1.0
     cells = "".join(
         f"<span>{html.escape(name)}</span><i style='width:{abs(v) / most * 100:.0f}%;background:"
-        f"{'#2a7f62' if v > 0 else '#b3432b'}'></i><b>{v:+.2g}</b>"
+        f"{'#a8530a' if v > 0 else '#1b5e96'}'></i><b>{v:+.2g}</b>"
         for name, v in layers.items()
     )
     return f"<div class=bars>{cells}</div>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from budwood.data.batch import Features, seed_of
 from budwood.data.task import Row, Task
 from budwood.errors import DataError, nearest
 from budwood.methods.session import Session
-from budwood.models.reading import Reading
+from budwood.models.reading import Reading, tuned_with
 
 ID = "id:"  # --queries id:79 is the row '79', --queries 79 the first 79 rows
 
@@ -49,6 +49,32 @@ def encoded(read: Reading, rows: Sequence[Row]) -> Features:
     return features
 
 
+def warn_other_rows(session: Session) -> None:
+    """Say where the training rows are not those that the model was tuned on."""
+    model, now = session.models[0], session.cfg
+    was = tuned_with(model)
+    if not was.get("rows") or was["rows"] == session.task.digest or was.get("task") != now.task:
+        return
+    drawn = ("data_seed",) if now.limit or was.get("limit") or now.shots or was.get("shots") else ()
+    other = [k for k in ("limit", "shots", "split", "group", *drawn) if was.get(k) != getattr(now, k)]
+    if other:
+        told = ", ".join(f"{k.replace('_', '-')} {was.get(k)} there, {getattr(now, k)} here" for k in other)
+        session.progress.say(
+            f"{model.text} was tuned on other rows of '{now.task}' ({told}): rows that it never saw count as training "
+            "rows here, and queries may be rows that it saw. Give the same settings to trace its own rows."
+        )
+
+
+def say_skipped(session: Session, skipped: Collection[str], rows: int) -> None:
+    """Say which training rows were left out because their loss is not finite."""
+    if skipped:
+        shown = ", ".join(sorted(skipped)[:5])
+        session.progress.say(
+            f"{len(skipped)} of {rows:,} training rows have no finite loss and were left out: {shown}"
+            f"{' ...' if len(skipped) > 5 else ''}."
+        )
+
+
 def warn_fewer(session: Session, rows: Sequence[Row]) -> None:
     """Say where more queries were asked for than there are."""
     wish = session.cfg.queries
@@ -63,7 +89,7 @@ def warn_overlap(session: Session, rows: Sequence[Row]) -> int:
     seen = {(r.text, r.pair, r.words): r.id for r in session.task.rows(session.cfg.train_split)}
     both = [(r.id, seen[key]) for r in rows if (key := (r.text, r.pair, r.words)) in seen]
     if both:
-        shown = ", ".join(f"{q} = {n}" for q, n in both[:5])
+        shown = ", ".join(q if q == n else f"{q} = {n}" for q, n in both[:5])
         session.progress.say(
             f"{len(both)} of {len(rows)} queries are training rows too ({shown}{' ...' if len(both) > 5 else ''}): "
             "they will look like their own best helpers."

@@ -28,7 +28,7 @@ from budwood.methods.influence.outcome import Outcome, assembled, write
 from budwood.methods.influence.pairs import MET, Meeting, most_held, multiplies_bf16
 from budwood.methods.influence.precondition import measurement
 from budwood.methods.influence.profile import profiled
-from budwood.methods.influence.queries import encoded, query_rows, warn_fewer, warn_overlap
+from budwood.methods.influence.queries import encoded, query_rows, warn_fewer, warn_other_rows, warn_overlap
 from budwood.methods.influence.workshop import Shop, open_shop, rows_for, settings_for
 from budwood.methods.session import Session
 from budwood.store.files import read_json
@@ -40,6 +40,7 @@ HERE = "budwood.methods.influence.score"
 def score(session: Session) -> dict[str, Any]:
     """Score matrices under RUN/scores; returns strategies, queries, rows and the damping used."""
     cfg: ScoreConfig = session.cfg
+    warn_other_rows(session)
     overlap = warn_overlap(session, rows := query_rows(session.task, cfg))
     warn_fewer(session, rows)
     outcomes = []

@@ -171,9 +171,7 @@ class Scores:
         path = Path(path)
         place = path if (path / "index.json").exists() else path / "scores"
         if not (place / "index.json").exists():
-            raise StoreError(
-                f"{path} holds no scores (there is no {place / 'index.json'}). Give a run of `budwood influence score`."
-            )
+            raise StoreError(f"{path} holds no scores (there is no {place / 'index.json'}). {_instead(path)}")
         index = read_json(place / "index.json")
         known = Matrix.__dataclass_fields__
         listed = tuple(Matrix(**{k: v for k, v in m.items() if k in known}) for m in index.pop("matrices"))
@@ -319,6 +317,18 @@ class Scores:
         first, last = self.tokens.offsets_N1[train : train + 2]
         values = unpack(np.asarray(self.memmap(own)[query, first:last]), own.dtype, self._unit(own))
         return ("", *self.tokens.words[train]), values
+
+
+def _instead(path: Path) -> str:
+    """What to do about a run without scores."""
+    told = read_json(path / "run.json") if (path / "run.json").exists() else {}
+    if told.get("verb") == "influence score" and told.get("status") != "done":
+        return "It is not finished: give the command that began it again."
+    if told.get("verb") == "influence self":
+        return (
+            f"Rows that explain themselves are in its records.parquet, and with their texts in `budwood report {path}`."
+        )
+    return "Give a run of `budwood influence score`."
 
 
 def best(score_N: np.ndarray, k: int) -> list[tuple[int, float]]:

@@ -114,6 +114,8 @@ class Texts:
             task = task or task_of(run)
         except BudwoodError as e:
             return cls({}, {}, (), scores, f"Only ids can be shown: {e}")
+        if other := _changed(run, task):
+            return cls({}, {}, (), scores, f"Only ids can be shown: {other}")
         every = {r.id: r for rows in task.splits.values() for r in rows}
         sides = []
         for key, default in (("query_split", task.reported), ("train_split", "train")):
@@ -146,6 +148,18 @@ class Texts:
         elif row.answers is not None:
             told["label"] = row.answers[0][0] if row.answers else "(no answer)"
         return told
+
+
+def _changed(run: Path, task: Task) -> str:
+    """What to say where the rows of a task are not those that a run was made on: an id may be another row's by now."""
+    place = run if (run / "run.json").exists() else run.parent
+    was = read_json(place / "run.json").get("settings", {}).get("rows") if (place / "run.json").exists() else None
+    if was is None or was == task.digest:
+        return ""
+    return (
+        f"the rows of '{task.name}' have changed since {place} was made, so that an id may be that of another row now. "
+        "Score again, or bring the rows back."
+    )
 
 
 def task_of(run: Path) -> Task:

@@ -268,7 +268,7 @@ def leave_out(shop: Shop, ids: list[str]) -> None:
     if not shop.cfg.skip_nan:
         shown = ", ".join(f"'{i}'" for i in ids[:5])
         raise ModelError(
-            f"The loss of {len(ids)} row{'s' if len(ids) > 1 else ''} is not finite: {shown}"
+            f"The loss of at least {len(ids)} row{'s' if len(ids) > 1 else ''} is not finite: {shown}"
             f"{' ...' if len(ids) > 5 else ''}. Look at them and at the model (`budwood doctor`), or leave them out "
             "with --skip-nan."
         )
