@@ -60,7 +60,7 @@ def problems(error: ValidationError, prefix: str = "--") -> str:
     for problem in error.errors():
         message = str(problem["msg"]).removeprefix("Value error, ")
         if not problem["loc"]:
-            parts.append(f"{message}.")
+            parts.append(message if message.endswith(("?", ".")) else f"{message}.")
             continue
         name = str(problem["loc"][0])
         option = prefix + (name.replace("_", "-") if prefix else name)

@@ -31,7 +31,10 @@ def query_rows(task: Task, cfg: Any) -> list[Row]:
     for wish in cfg.queries:
         name = wish if wish in by_id else wish.removeprefix(ID)
         if name not in by_id:
-            raise DataError(f"Split '{split}' of '{task.name}' has no row '{name}'.{nearest(name, by_id)}")
+            raise DataError(
+                f"Split '{split}' of '{task.name}' has no row '{name}'.{nearest(name, by_id)} Its ids are such as "
+                f"'{rows[0].id}'; --queries 8 asks about its first 8 rows."
+            )
         found.append(by_id[name])
     return found
 

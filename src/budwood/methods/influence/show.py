@@ -37,6 +37,10 @@ def show(run: Path, wish: Wish, task: Task | None = None) -> dict[str, Any]:
     """The query and its best and worst training rows as plain values; texts come from the task of the run."""
     scores = Scores.open(run)
     matrix = scores.find(wish.strategy, wish.damping)
+    if tuple(scores.train_ids) == ("all",):
+        raise StoreError(
+            f"{scores.path} has sums over training rows, no rows to be shown. Score without --aggregate train."
+        )
     query = scores.query(wish.query)
     score_N, within, warning = _restricted(run, scores, query, matrix, wish, task)
     texts = Texts.of(run, scores, task)
@@ -81,12 +85,14 @@ def _layer_names(scores: Scores, matrix: Matrix, layers: Sequence[int]) -> list[
     """Matrices that make up some layers: their own, else those of their modules."""
     own = scores.layers(matrix)
     if not own and not scores.modules(matrix):
-        raise StoreError(f"{scores.path} has no scores by layer or module. Score with --per-layer or --per-module.")
+        there = sorted({m.strategy for m in scores.matrices if m.module not in ("", TOKENS)})
+        hint = f"Those of {', '.join(there)} do" if there else "Score with --per-layer or --per-module"
+        raise StoreError(f"Scores of {matrix.strategy} in {scores.path} have no parts by layer or module. {hint}.")
     found = []
     for layer in layers:
         names = [n for n in own if n == f"layer.{layer}"] if own else _of_layer(scores.modules(matrix), layer)
         if not names:
-            raise StoreError(f"There is no layer {layer} in {scores.path}; layers are counted from 0.")
+            raise StoreError(f"There is no layer {layer} in {scores.path}; layers are counted from 0, the first block.")
         found += names
     return found
 
