@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_refused(
         ScoreConfig(task="tiny-entail", query_rank=4, per_token=True)
     with pytest.raises(ValueError, match="no effect on bm25"):
         ScoreConfig(task="tiny-entail", query_rank=4, strategy=("bm25",))
-    monkeypatch.setattr(asked, "room", lambda a: 1000)
+    monkeypatch.setattr(asked, "room", lambda a, also=0: 1000)
     wish = {**common, "queries": ("2",), "strategy": ("identity",), "query_rank": 8, "out": tmp_path / "x"}
     with pytest.raises(ConfigError, match="--query-rank 8 take"):
         run("influence score", model, wish.pop("task"), wish)
