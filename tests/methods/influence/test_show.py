@@ -161,7 +161,7 @@ def test_every_form_on_the_command_line(run: Path, budwood: Callable[..., Any], 
         (["--damping", "lots"], "give a number >= 0"),
         (["--modules", "*leyer*"], "matches none of the 3 modules"),
         (["--layers", "x"], "give numbers of layers"),
-        (["--strategy", "bm25", "--layers", "0"], "--per-layer or --per-module"),
+        (["--strategy", "bm25", "--layers", "0"], "Those of ekfac do"),
         (["--top", "-1"], "0 or more"),
     ],
 )
