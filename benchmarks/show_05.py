@@ -385,7 +385,7 @@ def bad_input() -> None:
         "a query id that is not there": ((*score, "--queries", "nobody,x"), "no row 'nobody'"),
         "no supported module": ((*score, "--modules", "nothing.*"), "nothing.*"),
         "a strategy misspelt": ((*score, "--strategy", "ekfak"), "Did you mean 'ekfac'"),
-        "a damping that is none": ((*score, "--damping", "lots"), "--damping was given 'lots'"),
+        "a damping that is none": ((*score, "--damping", "lots"), "not 'lots'"),
         "no trained head": (("influence", "score", "tiny-bert", *same), "no trained head"),
     }
     for name, (words, said) in cases.items():

@@ -285,6 +285,6 @@ def room(asked: Asked, also: int = 0) -> int:
             )
             raise ConfigError(
                 f"--max-memory {cfg.max_memory} is too little for {what}: it takes at least "
-                f"{math.ceil(enough / 1e6):,} MB in each worker. Give more memory, {less}."
+                f"{math.ceil(enough / 1e6):,} MB in each worker. Give more memory, or {less}."
             )
     return budget - fixed - held_bytes(asked)
